@@ -1,0 +1,187 @@
+"""Every private torch name that we touch, and nothing else of ours depends on one.
+
+Checked on torch 2.13.0 and 2.14.1; ``tests/test_torch.py`` names each one and fails where a version lacks it. What differs
+between versions is asked of the object that differs, not of the version.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import SymInt, fx
+from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomPartitionerFn
+
+Size = int | SymInt
+"""A size: a number, or a symbol whose value compile time may not ask for."""
+
+TESTED = ("2.13", "2.14")
+"""Versions on which the whole test suite passes."""
+
+PRIVATE_NAMES = (
+    "torch._inductor.custom_graph_pass.CustomPartitionerFn",
+    "torch._inductor.compile_fx.compile_fx",
+    "torch._inductor.decomposition.select_decomp_table",
+    "torch._inductor.list_mode_options",
+    "torch._inductor.config.patch",
+    "torch._dynamo.backends.common.aot_autograd",
+    "torch._dynamo.config.patch",
+    "torch._dynamo.exc.BackendCompilerFailed",
+    "torch._functorch.config.patch",
+    "torch._functorch._aot_autograd.descriptors.SavedForBackwardsAOTOutput",
+    "torch._functorch._aot_autograd.descriptors.SavedForBackwardsNoVcCheckAOTOutput",
+    "torch._functorch.partitioners.min_cut_rematerialization_partition",
+    "torch._logging.trace_structured",
+    "torch._ops.OpOverload",
+    "torch._subclasses.fake_tensor.FakeTensorMode",
+    "torch.fx.experimental.proxy_tensor.make_fx",
+    "torch.fx.traceback.annotate",
+)
+"""Each name by its full path, for the test."""
+
+Partitioner = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
+
+
+def private(path: str) -> Any:
+    """Import one of :data:`PRIVATE_NAMES`; late, since Inductor takes seconds to import and eval needs none of it."""
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def size_hint(size: Size) -> int | None:
+    """The value seen at compile time, adding no guard; None for an unbacked symbol."""
+    if isinstance(size, int):
+        return size
+    return int(size.node.hint) if size.node.has_hint() and size.node.hint is not None else None
+
+
+def annotate_nodes(marks: dict[str, str]) -> AbstractContextManager[None]:
+    """Mark the nodes traced inside, in their ``meta["custom"]``."""
+    marked: AbstractContextManager[None] = torch.fx.traceback.annotate(marks)
+    return marked
+
+
+def mode_options() -> dict[str, dict[str, Any]]:
+    """Inductor's modes and the config patches that each one stands for."""
+    listed: dict[str, dict[str, Any]] = private("torch._inductor.list_mode_options")()
+    return listed
+
+
+def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
+    """Inductor's decomposition table."""
+    table: dict[Any, Callable[..., Any]] = private("torch._inductor.decomposition.select_decomp_table")()
+    return table
+
+
+def make_fx(function: Callable[..., Any]) -> Callable[..., fx.GraphModule]:
+    """Trace a function to the operators that are left by Inductor's decompositions."""
+    traced: Callable[..., fx.GraphModule] = private("torch.fx.experimental.proxy_tensor.make_fx")(
+        function, decomposition_table=inductor_decompositions()
+    )
+    return traced
+
+
+def stock_partition(
+    joint: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """What plain ``torch.compile`` does: the min-cut partitioner with Inductor's view of what is cheap to recompute."""
+    partition = private("torch._functorch.partitioners.min_cut_rematerialization_partition")
+    forward, backward = partition(joint, joint_inputs, **{**kwargs, "compiler": "inductor"})
+    return forward, backward
+
+
+def saved_without_version_check(node: fx.Node) -> dict[str, Any]:
+    """The mark of a saved tensor that is kept beside autograd's version counter; empty where it isn't."""
+    key = "saved_tensor_with_no_vc_check"
+    return {key: True} if node.meta.get(key) else {}
+
+
+def saved_output_descriptor(position: int, unchecked: bool) -> object:
+    """What AOTAutograd calls a saved output of forward."""
+    kind = "SavedForBackwardsNoVcCheckAOTOutput" if unchecked else "SavedForBackwardsAOTOutput"
+    return private(f"torch._functorch._aot_autograd.descriptors.{kind}")(position)
+
+
+def compile_inductor(
+    gm: fx.GraphModule, inputs: Sequence[Any], patches: dict[str, Any], inner: Callable[..., Any] | None = None
+) -> Callable[..., Any]:
+    """Compile a Dynamo graph with Inductor.
+
+    Args:
+        gm: The graph; Inductor takes ownership.
+        inputs: Example inputs.
+        patches: Inductor config.
+        inner: Compiles one graph in Inductor's stead, with no cache; for looking without generating code.
+    """
+    compile_fx = private("torch._inductor.compile_fx.compile_fx")
+    if inner is None:
+        return compile_fx(gm, inputs, config_patches=patches)  # type: ignore[no-any-return]
+    with private("torch._functorch.config.patch")(enable_autograd_cache=False):
+        return compile_fx(gm, inputs, config_patches=patches, inner_compile=inner)  # type: ignore[no-any-return]
+
+
+def compile_aot(
+    gm: fx.GraphModule, inputs: Sequence[Any], partition: Partitioner, run: Callable[[fx.GraphModule, Any], Any]
+) -> Callable[..., Any]:
+    """Compile a Dynamo graph with AOTAutograd alone, on Inductor's decompositions.
+
+    Args:
+        gm: The graph.
+        inputs: Example inputs.
+        partition: The partitioner.
+        run: Makes a boxed callable of a forward, backward or inference graph.
+    """
+    aot_autograd = private("torch._dynamo.backends.common.aot_autograd")
+    backend = aot_autograd(
+        fw_compiler=run, bw_compiler=run, partition_fn=partition, decompositions=inductor_decompositions()
+    )
+    return backend(gm, inputs)  # type: ignore[no-any-return]
+
+
+def dynamo_patch(**values: Any) -> AbstractContextManager[None]:
+    """Dynamo's configuration, changed inside."""
+    patch: AbstractContextManager[None] = private("torch._dynamo.config.patch")(**values)
+    return patch
+
+
+def log_artifact(name: str, text: Callable[[], str]) -> None:
+    """Put a text into ``TORCH_TRACE``, where tlparse shows it; ``text`` is called only when tracing is on."""
+    trace_structured = private("torch._logging.trace_structured")
+    trace_structured("artifact", metadata_fn=lambda: {"name": name, "encoding": "string"}, payload_fn=text)
+
+
+@contextlib.contextmanager
+def fake_mode() -> Iterator[None]:
+    """Tensors made inside have no memory."""
+    with private("torch._subclasses.fake_tensor.FakeTensorMode")(allow_non_fake_inputs=True):
+        yield
+
+
+def fake_mode_of(x: torch.Tensor) -> AbstractContextManager[object]:
+    """The fake mode in which a traced graph's tensor was made.
+
+    Raises:
+        ValueError: It is no fake tensor.
+    """
+    mode = getattr(x, "fake_mode", None)
+    if mode is None:
+        raise ValueError(f"expected a fake tensor, got a {type(x).__name__}: the graph was traced without values")
+    return mode  # type: ignore[no-any-return]
+
+
+@functools.cache
+def warn_untested() -> None:
+    """Warn, once a process, on a torch that the tests haven't passed on."""
+    version = torch.__version__
+    if not version.startswith(tuple(f"{tested}." for tested in TESTED)):
+        warnings.warn(
+            f"fx_actcomp is tested on torch {' and '.join(TESTED)}, not on {version}: run fx_actcomp.gradient_error on your "
+            "model before you trust its gradients",
+            stacklevel=2,
+        )

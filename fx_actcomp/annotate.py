@@ -1,0 +1,28 @@
+"""``with fx_actcomp.annotate("int4")`` inside a model's forward: the nearest way to say how a region's tensors are saved."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+from torch import fx
+
+from ._torch import annotate_nodes
+
+_KEY = "actcomp"
+
+
+def annotate(codec: str | None) -> AbstractContextManager[None]:
+    """Mark what is computed inside, for the compiler: save these tensors with ``codec``.
+
+    It stands above ``overrides``, which stand above the policy. Outside of ``torch.compile`` it does nothing.
+
+    Args:
+        codec: A codec or policy name; None leaves the tensors alone.
+    """
+    return annotate_nodes({_KEY: codec if codec is not None else "none"})
+
+
+def annotation(node: fx.Node) -> str | None:
+    """The codec that ``annotate`` asks for at this node; None where nothing was said."""
+    asked = (node.meta.get("custom") or {}).get(_KEY)
+    return asked if isinstance(asked, str) else None

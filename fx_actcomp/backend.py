@@ -1,0 +1,103 @@
+"""The backend that ``torch.compile(model, backend="actcomp")`` finds by its entry point: the stages in a few lines."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ._torch import compile_inductor, warn_untested
+from .annotate import annotation
+from .compile import compile_graph, trace_graph
+from .options import Settings, disabled, parse_options
+from .partition import ActcompPartitioner
+from .plan import Plan
+from .report import Report
+from .session import Session, keep, open_session
+
+
+def actcomp(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """Compile a Dynamo graph so that what it saves for backward is compressed.
+
+    Args:
+        gm: The graph that Dynamo captured.
+        example_inputs: Its inputs.
+        options: See :func:`fx_actcomp.options.parse_options`.
+        mode: Inductor's mode.
+
+    Returns:
+        A callable in the graph's stead. Its forward is exact.
+
+    Raises:
+        TypeError: An option is of the wrong type.
+        ValueError: An option is unknown.
+    """
+    settings = parse_options(options, mode)
+    if disabled():
+        return compile_inductor(gm, example_inputs, dict(settings.inductor))
+    warn_untested()
+    partitioner = ActcompPartitioner(settings, annotations_of(gm))
+    again = fx.GraphModule(gm, copied(gm.graph)) if torch.is_grad_enabled() else None
+    with open_session(settings, example_inputs) as session:
+        compiled = compile_graph(gm, example_inputs, settings, partitioner)
+    if again is not None and not session.plans and not session.failures:
+        session.rederive = _rederive(again, settings, partitioner)
+    keep(session)
+    _tell(session)
+    return compiled
+
+
+def annotations_of(gm: fx.GraphModule) -> tuple[str, ...]:
+    """The annotations in a graph, in order: part of the cache key, since Inductor's key doesn't hold node metadata."""
+    return tuple(f"{i}:{mark}" for i, node in enumerate(gm.graph.nodes) if (mark := annotation(node)) is not None)
+
+
+def copied(graph: fx.Graph) -> fx.Graph:
+    """A copy of a graph, its nodes' metadata shared."""
+    copied = fx.Graph()
+    values: dict[fx.Node, fx.Node] = {}
+    copied.output(copied.graph_copy(graph, values))
+    return copied
+
+
+def _rederive(gm: fx.GraphModule, settings: Settings, partitioner: ActcompPartitioner) -> Callable[[], list[Plan]]:
+    """Plan again what a cache hit compiled without us, on the fake tensors that Dynamo left on the graph."""
+
+    def trace() -> list[Plan]:
+        fakes = [node.meta["example_value"] for node in gm.graph.find_nodes(op="placeholder")]
+        with open_session(settings, fakes) as session:
+            trace_graph(gm, fakes, settings, partitioner)
+        return session.plans
+
+    return trace
+
+
+_unmatched_told: set[tuple[str, ...]] = set()
+
+
+def _tell(session: Session) -> None:
+    """Warn of overrides that matched nothing yet, and write the report that was asked for."""
+    settings = session.settings
+    if session.plans and settings.overrides:
+        matched = {pattern for plan in session.plans for pattern in plan.matched}
+        missing = tuple(pattern for pattern, _ in settings.overrides if pattern not in matched)
+        if missing and missing not in _unmatched_told:
+            _unmatched_told.add(missing)
+            warnings.warn(
+                f"overrides matched no saved activation of the graph just compiled: {', '.join(map(repr, missing))}. "
+                "They name what a report prints as module::aten.op; fx_actcomp.report(model) shows it",
+                stacklevel=2,
+            )
+    if settings.report is not None and session.plans:
+        Report.of([session]).save(settings.report)
+
+

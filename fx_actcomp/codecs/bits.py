@@ -1,0 +1,164 @@
+"""Low-bit codes packed into bytes by parts of a dimension, and the lossless codecs that need no more than that."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .._torch import Size, size_hint
+from .base import Codec, Parts, Traits
+from .layout import Layout
+
+
+def packing_dim(shape: Sequence[Size], parts: int) -> int:
+    """Choose the dimension to cut into ``parts``: the outermost one that divides evenly, else the one that wastes least.
+
+    Cutting an outer dimension keeps the inner ones whole, so the byte's parts are loaded from contiguous runs. A symbolic
+    size is padded, never asked whether it divides.
+    """
+    if not shape:
+        return 0
+    for d, size in enumerate(shape):
+        if isinstance(size, int) and size and size % parts == 0:
+            return d
+
+    def waste(d: int) -> float:
+        size = max(size_hint(shape[d]) or 1, 1)
+        return -(-size // parts) * parts / size
+
+    return min(range(len(shape)), key=lambda d: (waste(d), d))
+
+
+def pack(codes: Tensor, bits: int) -> Tensor:
+    """Pack uint8 codes below ``2**bits`` into bytes.
+
+    Args:
+        codes: uint8, contiguous, any shape but 0-d.
+        bits: 1, 2, 4 or 8.
+
+    Returns:
+        uint8; the dimension :func:`packing_dim` is ``ceil(n / (8 / bits))`` long.
+    """
+    parts = 8 // bits
+    if parts == 1:
+        return codes
+    d = packing_dim(codes.shape, parts)
+    size = codes.shape[d]
+    each = (size + parts - 1) // parts
+    if not (isinstance(size, int) and size % parts == 0):
+        pad = [0, 0] * (codes.dim() - 1 - d) + [0, each * parts - size]
+        codes = torch.constant_pad_nd(codes, pad, 0)
+    pieces = codes.view(*codes.shape[:d], parts, each, *codes.shape[d + 1 :])
+    packed = pieces.select(d, 0)
+    for k in range(1, parts):
+        packed = packed | (pieces.select(d, k) << (bits * k))
+    return packed
+
+
+def unpack(packed: Tensor, bits: int, shape: Sequence[Size]) -> Tensor:
+    """Undo :func:`pack` for codes of ``shape``."""
+    parts = 8 // bits
+    if parts == 1:
+        return packed
+    d = packing_dim(shape, parts)
+    steps = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
+    steps = steps.view(*[1] * d, parts, *[1] * (packed.dim() - d))
+    codes = (packed.unsqueeze(d) >> steps) & (2**bits - 1)
+    each = packed.shape[d]
+    codes = codes.reshape(*packed.shape[:d], parts * each, *packed.shape[d + 1 :])
+    size = shape[d]
+    return codes if isinstance(size, int) and size % parts == 0 else codes.narrow(d, 0, size)
+
+
+def packed_bytes(x: Tensor, bits: int) -> int:
+    """Bytes of :func:`pack` on a tensor like ``x``, symbolic sizes as seen at compile time."""
+    sizes = memory_shape(Layout.of(x))
+    parts = 8 // bits
+    d = packing_dim(sizes, parts)
+    hints = [size_hint(size) or 0 for size in sizes]
+    return math.prod(hints[:d]) * -(-hints[d] // parts) * math.prod(hints[d + 1 :])
+
+
+class Bits(Codec):
+    """A bool tensor at one bit an element; lossless.
+
+    One-bit dropout masks: ONNX Runtime #11534. torch itself saves a byte an element.
+    """
+
+    name = "bits"
+    bits = None
+
+    def fits(self, layout: Layout, traits: Traits) -> str | None:  # noqa: ARG002 - a codec's signature
+        """Only bool tensors with a dimension to pack along."""
+        if layout.dtype is not torch.bool:
+            return f"codec 'bits' packs bool tensors, not {str(layout.dtype).removeprefix('torch.')}"
+        return None if layout.shape else "a single element"
+
+    def compress(self, x: Tensor, traits: Traits) -> Parts:  # noqa: ARG002 - a codec's signature
+        """Pack eight elements into a byte."""
+        return (pack(Layout.of(x).to_memory(x).to(torch.uint8), 1),)
+
+    def decompress(self, parts: Parts, layout: Layout, traits: Traits) -> Tensor:  # noqa: ARG002 - a codec's signature
+        """Unpack to bool."""
+        return layout.from_memory(unpack(parts[0], 1, memory_shape(layout)).to(torch.bool))
+
+
+class Ternary(Codec):
+    """The result of ``torch.sign`` (-1, 0 or 1; it makes 0 of NaN) at two bits an element; lossless."""
+
+    name = "ternary"
+    bits = None
+
+    def fits(self, layout: Layout, traits: Traits) -> str | None:  # noqa: ARG002 - a codec's signature
+        """Only what has a dimension; the planner asks for it only where the values are signs."""
+        return None if layout.shape else "a single element"
+
+    def compress(self, x: Tensor, traits: Traits) -> Parts:  # noqa: ARG002 - a codec's signature
+        """Pack four elements into a byte."""
+        return (pack((Layout.of(x).to_memory(x) + 1).to(torch.uint8), 2),)
+
+    def decompress(self, parts: Parts, layout: Layout, traits: Traits) -> Tensor:  # noqa: ARG002 - a codec's signature
+        """Unpack to signs."""
+        return layout.from_memory(unpack(parts[0], 2, memory_shape(layout)).to(layout.dtype) - 1)
+
+
+class Narrow(Codec):
+    """An integer tensor in the narrowest type that provably holds it; lossless."""
+
+    name = "narrow"
+    bits = None
+
+    def fits(self, layout: Layout, traits: Traits) -> str | None:
+        """Only integers with a proved bound that a narrower type holds."""
+        if layout.dtype.is_floating_point or layout.dtype.is_complex or layout.dtype is torch.bool:
+            return f"codec 'narrow' narrows integers, not {str(layout.dtype).removeprefix('torch.')}"
+        if traits.upper is None:
+            return "no bound on its values is proved"
+        if narrowest(traits.upper).itemsize >= layout.dtype.itemsize:
+            return f"values up to {traits.upper} need all of {str(layout.dtype).removeprefix('torch.')}"
+        return None
+
+    def compress(self, x: Tensor, traits: Traits) -> Parts:
+        """Cast to the narrowest type."""
+        assert traits.upper is not None
+        return (Layout.of(x).to_memory(x).to(narrowest(traits.upper)),)
+
+    def decompress(self, parts: Parts, layout: Layout, traits: Traits) -> Tensor:  # noqa: ARG002 - a codec's signature
+        """Cast back."""
+        return layout.from_memory(parts[0].to(layout.dtype))
+
+
+def narrowest(upper: int) -> torch.dtype:
+    """The narrowest integer type that holds 0 to ``upper``."""
+    for dtype in (torch.uint8, torch.int16, torch.int32):
+        if upper <= torch.iinfo(dtype).max:
+            return dtype
+    return torch.int64
+
+
+def memory_shape(layout: Layout) -> tuple[Size, ...]:
+    """Sizes of the memory view."""
+    return tuple(1 if d in layout.expanded else layout.shape[d] for d in layout.order)

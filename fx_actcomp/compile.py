@@ -1,0 +1,42 @@
+"""Stage 6: a Dynamo graph + settings -> a callable, through Inductor or AOTAutograd alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import fx
+
+from ._torch import compile_aot, compile_inductor
+from .options import Settings
+from .partition import ActcompPartitioner
+
+Compiled = Callable[..., Any]
+
+
+def compile_graph(gm: fx.GraphModule, inputs: Sequence[Any], settings: Settings, partitioner: ActcompPartitioner) -> Compiled:
+    """Compile with the compiler that the settings name."""
+    if settings.compiler == "aot_eager":
+        return compile_aot(gm, inputs, partitioner, _boxed)
+    return compile_inductor(gm, inputs, {**settings.inductor, "custom_partitioner_fn": partitioner})
+
+
+def trace_graph(gm: fx.GraphModule, inputs: Sequence[Any], settings: Settings, partitioner: ActcompPartitioner) -> None:
+    """Go all the way to the partitioner, on fake tensors, and generate no code."""
+    if settings.compiler == "aot_eager":
+        compile_aot(gm, inputs, partitioner, _boxed)
+    else:
+        patches = {**settings.inductor, "custom_partitioner_fn": partitioner}
+        compile_inductor(gm, inputs, patches, lambda graph, example, **_: _boxed(graph, example))
+
+
+def _boxed(gm: fx.GraphModule, example_inputs: object) -> Compiled:  # noqa: ARG001 - the compiler's signature
+    """Run a graph node by node; each value is freed after its last use, inputs too (that is what "boxed" buys)."""
+    gm.graph.eliminate_dead_code()
+    interpreter = fx.Interpreter(gm)
+
+    def run(args: list[Any]) -> Any:
+        return interpreter.boxed_run(args)
+
+    run._boxed_call = True  # type: ignore[attr-defined] # how functorch tells a boxed callable
+    return run

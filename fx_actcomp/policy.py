@@ -1,0 +1,101 @@
+"""A policy is data: which codec values take, and whether masks and indices are packed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .codecs import CODECS, codec_named
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How saved activations are saved, unless an override or an annotation says otherwise.
+
+    It compares, hashes, prints, and goes to a dict and back.
+
+    Attributes:
+        name: What a report calls it.
+        values: Codec for floating-point values; None leaves them alone. Where a use asks for more bits than the codec has,
+            the next codec of ``fallbacks`` that has them is taken.
+        exact: Whether masks are packed, indices narrowed and values that only serve decisions replaced by these, all of
+            which changes no bit of any gradient.
+        fallbacks: Codecs for uses that ask for more bits, fewest bits first.
+    """
+
+    name: str
+    values: str | None = None
+    exact: bool = True
+    fallbacks: tuple[str, ...] = ("int8",)
+
+    def __post_init__(self) -> None:
+        for codec in (self.values, *self.fallbacks):
+            if codec is not None and codec_named(codec).bits is None:
+                lossy = [name for name, known in CODECS.items() if known.bits is not None]
+                raise ValueError(f"codec {codec!r} is for masks and indices; for values there are: {', '.join(sorted(lossy))}")
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain data for a file."""
+        return {**dataclasses.asdict(self), "fallbacks": list(self.fallbacks)}
+
+    @staticmethod
+    def from_dict(data: Mapping[str, object]) -> Policy:
+        """Read what :meth:`to_dict` wrote.
+
+        Raises:
+            ValueError: A key or a value is not one of a policy's; the message lists what there is.
+        """
+        kinds: dict[str, tuple[type, ...]] = {
+            "name": (str,), "values": (str, type(None)), "exact": (bool,), "fallbacks": (list, tuple),
+        }  # fmt: skip
+        for key, given in data.items():
+            if key not in kinds:
+                raise ValueError(f"unknown policy key {key!r}; there are: {', '.join(kinds)}")
+            if not isinstance(given, kinds[key]):
+                raise ValueError(f"policy key {key!r} is {given!r}; expected {' or '.join(k.__name__ for k in kinds[key])}")
+        known = {**data, "fallbacks": tuple(map(str, _sequence(data.get("fallbacks", ("int8",)))))}
+        return Policy(**{"name": "custom", **known})  # type: ignore[arg-type] # checked above
+
+
+def _sequence(given: object) -> list[object]:
+    return list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+POLICIES: dict[str, Policy] = {
+    "none": Policy("none", exact=False),
+    "lossless": Policy("lossless"),
+    "int8": Policy("int8", "int8"),
+    "int4": Policy("int4", "int4"),
+}
+"""The presets, by name."""
+
+
+def policy_named(given: str | os.PathLike[str] | Policy) -> Policy:
+    """A preset's name, a path to a ``.toml`` or ``.json`` policy file, or a policy itself -> the policy.
+
+    Raises:
+        ValueError: There is no such preset (the message lists them), or the file isn't a policy.
+        FileNotFoundError: There is no such file.
+    """
+    if isinstance(given, Policy):
+        return given
+    if isinstance(given, str) and given in POLICIES:
+        return POLICIES[given]
+    path = Path(given)
+    if path.suffix not in (".toml", ".json"):
+        raise ValueError(
+            f"unknown policy {str(given)!r}; there are: {', '.join(POLICIES)}, a Policy, or a path to a .toml or .json file"
+        )
+    text = path.read_text(encoding="utf-8")
+    try:
+        data = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"policy file {path} can't be read: {error}") from error
+    if not isinstance(data, dict):
+        raise ValueError(f"policy file {path} holds {type(data).__name__}; expected a table with the keys of a policy")
+    return Policy.from_dict({"name": path.stem, **data})

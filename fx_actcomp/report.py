@@ -1,0 +1,257 @@
+"""Stage 7: plans -> what a person reads, and the same as data."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tabulate import tabulate
+
+from .plan import Choice, Plan
+from .records import ALIVE_ANYWAY, Kind
+from .session import Session
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Row:
+    """One saved tensor, or one decision that was moved to forward.
+
+    Attributes:
+        number: Position among the saved tensors of its graph; decisions come after them.
+        graph: Which graph of the model it is in.
+        name: Name of the node.
+        module: Path of the module that made it.
+        op: Operator that made it.
+        source: ``file:line`` of the user's code.
+        shape: Sizes; a string is symbolic.
+        dtype: Its type.
+        kind: What it is; ``"decision"`` for a pinned one.
+        bytes_before: Bytes that it would keep alive; 0 where someone else keeps them alive anyway.
+        bytes_after: Bytes that it keeps alive now.
+        codec: Codec; ``"keep"`` where it is saved as it is, ``"drop"`` where it isn't saved at all.
+        used_by: What reads it in backward: ``module::op``.
+        reason: Why it is left alone, or why it took another codec than asked for.
+    """
+
+    number: int
+    graph: int
+    name: str
+    module: str
+    op: str
+    source: str
+    shape: tuple[int | str, ...]
+    dtype: str
+    kind: str
+    bytes_before: int
+    bytes_after: int
+    codec: str
+    used_by: tuple[str, ...]
+    reason: str
+
+    @property
+    def compressible(self) -> bool:
+        """Whether the policy may compress such a tensor: a value, mask or index that nobody else holds."""
+        return self.kind not in {kind.value for kind in ALIVE_ANYWAY} and self.kind != Kind.STATISTIC.value
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a model saves for backward, tensor by tensor.
+
+    Attributes:
+        policy: Name of the policy.
+        saved: The rows, in the order in which the graphs save them.
+        graphs: How many graphs train.
+        unmatched: Overrides that matched nothing.
+        failures: Errors of ours after which a graph was left as torch compiles it.
+        rederived: Whether the plan was made again by tracing, since a compiler cache answered in our stead.
+    """
+
+    policy: str
+    saved: tuple[Row, ...]
+    graphs: int
+    unmatched: tuple[str, ...] = ()
+    failures: tuple[str, ...] = ()
+    rederived: bool = False
+
+    @staticmethod
+    def of(sessions: Sequence[Session]) -> Report:
+        """Add up the graphs of a model."""
+        plans = [plan for session in sessions for plan in session.all_plans()]
+        rows = [row for graph, plan in enumerate(plans) for row in _rows(plan, graph)]
+        asked = dict.fromkeys(pattern for session in sessions for pattern, _ in session.settings.overrides)
+        matched = {pattern for plan in plans for pattern in plan.matched}
+        return Report(
+            policy=", ".join(dict.fromkeys(session.settings.policy.name for session in sessions)),
+            saved=tuple(rows),
+            graphs=len(plans),
+            unmatched=tuple(pattern for pattern in asked if pattern not in matched),
+            failures=tuple(failure for session in sessions for failure in session.failures),
+            rederived=any(session.rederived for session in sessions),
+        )
+
+    @property
+    def bytes_before(self) -> int:
+        """Bytes kept alive between forward and backward without us."""
+        return sum(row.bytes_before for row in self.saved)
+
+    @property
+    def bytes_after(self) -> int:
+        """Bytes kept alive between forward and backward now."""
+        return sum(row.bytes_after for row in self.saved)
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain data."""
+        return {**asdict(self), "bytes_before": self.bytes_before, "bytes_after": self.bytes_after}
+
+    def to_json(self, path: str | os.PathLike[str]) -> None:
+        """Write :meth:`to_dict` to a file, in one step: a reader sees the old file or the new one."""
+        _write(Path(path), json.dumps(self.to_dict(), indent=1))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the report; the suffix chooses JSON (``.json``) or text."""
+        if Path(path).suffix == ".json":
+            self.to_json(path)
+        else:
+            _write(Path(path), f"{self}\n")
+
+    def table(self, *, fold: bool = True, plan: bool = True) -> str:
+        """The rows as text.
+
+        Args:
+            fold: Whether identical layers share one row.
+            plan: Whether to show the columns that only a plan fills.
+        """
+        groups = _folded(self.saved) if fold else [[row] for row in self.saved]
+        head = ["#", "name", "module", "op", "shape", "dtype", "MiB"]
+        head += ["MiB after", "codec", "used by", "reason"] if plan else ["used by"]
+        return tabulate([_cells(group, plan) for group in groups], head, disable_numparse=True, colalign=_align(head))
+
+    def __str__(self) -> str:
+        if not self.saved:
+            return f"policy {self.policy}: no graph of the model saves anything for backward" + self._notes()
+        return f"{self.table()}\n\n{self._sums()}{self._notes()}"
+
+    def _sums(self) -> str:
+        ours = [row for row in self.saved if row.compressible]
+        before, after = sum(row.bytes_before for row in ours), sum(row.bytes_after for row in ours)
+        lines = [
+            f"saved for backward: {_mib(self.bytes_before)} MiB -> {_mib(self.bytes_after)} MiB "
+            f"({_ratio(self.bytes_before, self.bytes_after)} times fewer), policy {self.policy}, {self.graphs} graph(s)",
+            f"of these, values, masks and indices: {_mib(before)} MiB -> {_mib(after)} MiB ({_ratio(before, after)} times fewer)",
+        ]
+        alive = sum(1 for row in self.saved if row.bytes_before == 0 and not row.compressible)
+        if alive:
+            lines.append(f"{alive} saved tensors are parameters, inputs or outputs, alive anyway: not counted")
+        return "\n".join(lines)
+
+    def _notes(self) -> str:
+        notes = [f"override {pattern!r} matched no saved activation" for pattern in self.unmatched]
+        notes += [f"left as torch compiles it: {failure}" for failure in self.failures]
+        notes += ["planned again by tracing: a compiler cache answered in our stead"] * self.rederived
+        return "".join(f"\n{note}" for note in notes)
+
+
+def _rows(plan: Plan, graph: int) -> Iterable[Row]:
+    for choice in plan.choices:
+        saved = choice.saved
+        alive = saved.kind in ALIVE_ANYWAY
+        yield Row(
+            number=saved.number, graph=graph, name=saved.name, module=saved.module, op=saved.op, source=saved.source,
+            shape=saved.shape, dtype=saved.dtype, kind=saved.kind.value,
+            bytes_before=0 if alive else saved.nbytes, bytes_after=0 if alive else choice.nbytes,
+            codec=choice.codec or ("drop" if choice.dropped else "keep"),
+            used_by=tuple(dict.fromkeys(f"{use.module}::{use.op}" for use in saved.uses)), reason=_reason(choice),
+        )  # fmt: skip
+    for number, pin in enumerate(plan.pins, start=len(plan.choices)):
+        decision = pin.decision
+        yield Row(
+            number=number, graph=graph, name=decision.name, module=decision.module, op=decision.op, source="",
+            shape=decision.shape, dtype="bool" if decision.bits == 1 else "sign", kind="decision", bytes_before=0,
+            bytes_after=decision.nbytes, codec=pin.codec, used_by=(f"{decision.module}::{decision.op}",),
+            reason=f"decided in forward, from exact {', '.join(decision.sources)}",
+        )  # fmt: skip
+
+
+def _reason(choice: Choice) -> str:
+    return choice.reason
+
+
+def _folded(rows: Sequence[Row]) -> list[list[Row]]:
+    """Rows that are alike but for the layer's number, together; a group stands where its first row stood."""
+    groups: dict[object, list[Row]] = {}
+    for row in rows:
+        key = (
+            re.sub(r"\d+", "#", row.module), row.op, row.shape, row.dtype, row.kind, row.bytes_before > 0, row.codec,
+            tuple(re.sub(r"\d+", "#", used) for used in row.used_by),
+            re.sub(r"exact .*", "", row.reason),
+        )  # fmt: skip
+        if not re.search(r"\d", row.module):
+            key = (*key, row.graph, row.number)
+        groups.setdefault(key, []).append(row)
+    return list(groups.values())
+
+
+def _cells(group: Sequence[Row], plan: bool) -> list[str]:
+    first = group[0]
+    times = f" x{len(group)}" if len(group) > 1 else ""
+    used = ", ".join(itertools.islice((use.removeprefix("::") for use in first.used_by), 3))
+    used += ", ..." if len(first.used_by) > 3 else ""
+    if len(group) > 1:
+        used = re.sub(r"(^|, )[^:]*::", r"\1", used)
+    cells = [
+        str(first.number), first.name, _folded_name([row.module for row in group]) + times, first.op,
+        "x".join(map(str, first.shape)) or "scalar", first.dtype, _mib(sum(row.bytes_before for row in group)),
+    ]  # fmt: skip
+    return [*cells, _mib(sum(row.bytes_after for row in group)), first.codec, used, first.reason] if plan else [*cells, used]
+
+
+def _folded_name(modules: Sequence[str]) -> str:
+    """``layers.[0-11]`` for ``layers.0`` to ``layers.11``; other numbers that differ become ``*``."""
+    distinct = list(dict.fromkeys(modules))
+    if len(distinct) == 1:
+        return distinct[0]
+    columns = zip(*(re.split(r"(\d+)", module) for module in distinct), strict=True)
+    return "".join(column[0] if len(set(column)) == 1 else _span({int(number) for number in column}) for column in columns)
+
+
+def _span(numbers: set[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return f"[{low}-{high}]" if len(numbers) == high - low + 1 else f"[{','.join(map(str, sorted(numbers)))}]"
+
+
+def _align(head: Sequence[str]) -> list[str]:
+    return ["right" if name in {"#", "MiB", "MiB after"} else "left" for name in head]
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / MIB:.3f}" if nbytes < 100 * MIB else f"{nbytes / MIB:.0f}"
+
+
+def _ratio(before: int, after: int) -> str:
+    return f"{before / after:.2f}" if after else "infinitely many" if before else "1.00"
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file in one step, beside its name, with the permissions that the user's umask gives."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent or ".", prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(temporary, 0o666 & ~mask)  # noqa: PTH101 - a temporary's mode is 0600
+        os.replace(temporary, path)  # noqa: PTH105 - atomic on one file system
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)  # noqa: PTH108 - the file may be gone already
+        raise

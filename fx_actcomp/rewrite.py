@@ -1,0 +1,211 @@
+"""Stage 4: the two graphs + a plan -> rewritten graphs. It edits copies and chooses nothing.
+
+A saved tensor becomes its compressed parts: forward compresses right after the tensor's last use and returns the parts;
+backward takes the parts and decompresses right before the first use. A pinned decision is moved from backward to forward,
+where the values are exact, and crosses packed.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import fx
+
+from ._torch import saved_output_descriptor, saved_without_version_check
+from .codecs import Layout, Traits, codec_named
+from .nodes import aliases, is_symbol, outputs, value
+from .plan import Choice, Pin, Plan
+from .saved import pair_saved
+from .splice import insert, trace
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One saved value: the forward node that is returned, and the backward placeholder that takes it."""
+
+    forward: fx.Node
+    backward: fx.Node
+
+
+def apply_plan(forward: fx.GraphModule, backward: fx.GraphModule, plan: Plan, num_outputs: int) -> None:
+    """Rewrite both modules; on an error neither is changed.
+
+    Args:
+        forward: The stock partitioner's forward module.
+        backward: Its backward module.
+        plan: What to do.
+        num_outputs: How many outputs of forward are the user's.
+    """
+    editor = _Editor(copy.deepcopy(forward.graph), copy.deepcopy(backward.graph), num_outputs)
+    for pin in plan.pins:
+        editor.pin(pin)
+    for unit in dict.fromkeys(choice.unit for choice in plan.choices if choice.codec):
+        editor.compress([choice for choice in plan.choices if choice.unit == unit])
+    editor.finish({choice.saved.name for choice in plan.choices if choice.dropped})
+    forward.graph, backward.graph = editor.forward, editor.backward
+
+
+class _Editor:
+    """The two graphs under edit, and the saved values between them."""
+
+    def __init__(self, forward: fx.Graph, backward: fx.Graph, num_outputs: int) -> None:
+        self.forward, self.backward, self.num_outputs = forward, backward, num_outputs
+        pairs = pair_saved(forward, backward, num_outputs)
+        self.placeholders = {node.name: taken for node, taken in pairs}
+        self.taken = set(self.placeholders.values())
+        self.slots = {node.name: [Slot(node, taken)] for node, taken in pairs}
+
+    def compress(self, members: list[Choice]) -> None:
+        """Compress one storage and restore its views."""
+        choice = members[0]
+        unit = next(node for node in self.forward.nodes if node.name == choice.unit)
+        placeholders = [self.placeholders[member.saved.name] for member in members]
+        parts = self._save(unit, choice.codec or "", choice.traits, _after_last_use(unit))
+        first = _first_user(placeholders)
+        restored = self._restore(parts, unit, choice.codec or "", choice.traits, first)
+        for member, placeholder in zip(members, placeholders, strict=True):
+            viewed = self._replay(next(n for n in self.forward.nodes if n.name == member.saved.name), unit, restored, first)
+            placeholder.replace_all_uses_with(viewed)
+            self.slots[member.saved.name] = parts if member is choice else []
+
+    def pin(self, pin: Pin) -> None:
+        """Move a decision to forward."""
+        taken = next(node for node in self.backward.nodes if node.name == pin.decision.name)
+        in_forward = self._copy_to_forward(taken)
+        parts = self._save(in_forward, pin.codec, Traits(), in_forward.next)
+        restored = self._restore(parts, in_forward, pin.codec, Traits(), _first_user([taken]))
+        taken.replace_all_uses_with(restored)
+        self.slots[f"decision {taken.name}"] = parts
+
+    def _save(self, node: fx.Node, codec: str, traits: Traits, before: fx.Node) -> list[Slot]:
+        """Compress a forward node; make the backward placeholders of its parts."""
+        traced = trace(lambda x: codec_named(codec).compress(x, traits), [node])
+        made = insert(traced, self.forward, [node], before, node)
+        slots = []
+        for i, part in enumerate(made):
+            with self.backward.inserting_before(next(iter(self.backward.nodes))):
+                placeholder = self.backward.placeholder(self._unused(f"{node.name}_{codec}_{i}"))
+            placeholder.meta.update({key: part.meta[key] for key in ("val", "tensor_meta") if key in part.meta})
+            if saved_without_version_check(node):
+                part.meta.update(saved_without_version_check(node))
+            slots.append(Slot(part, placeholder))
+        return slots
+
+    def _unused(self, name: str) -> str:
+        """A target that no placeholder has: a graph's signature is made of them, and a second one would shadow the first."""
+        taken = {str(n.target) for n in self.backward.find_nodes(op="placeholder")} | {n.name for n in self.backward.nodes}
+        while name in taken:
+            name += "_"
+        return name
+
+    def _restore(self, parts: list[Slot], node: fx.Node, codec: str, traits: Traits, before: fx.Node) -> fx.Node:
+        """Decompress in backward."""
+        held = value(node)
+        assert held is not None
+        layout = Layout.of(held)
+        inputs = [slot.backward for slot in parts] + self._symbols(layout)
+        count = len(parts)
+        traced = trace(lambda *args: codec_named(codec).decompress(args[:count], layout, traits), inputs)
+        (restored,) = insert(traced, self.backward, inputs, before, node)
+        for made in self.backward.nodes:
+            if made.op == "call_function":
+                made.meta.setdefault("autograd_backward", True)
+        return restored
+
+    def _symbols(self, layout: Layout) -> list[fx.Node]:
+        """Backward's symbolic sizes, for a layout that has some."""
+        if all(isinstance(number, int) for number in (*layout.shape, *layout.stride)):
+            return []
+        return [node for node in self.placeholders.values() if is_symbol(node)]
+
+    def _replay(self, node: fx.Node, unit: fx.Node, restored: fx.Node, before: fx.Node) -> fx.Node:
+        """Make a view of the compressed base again in backward."""
+        if node is unit:
+            return restored
+        source = self._replay(_first_arg(node), unit, restored, before)
+        with self.backward.inserting_before(before):
+            made = self.backward.node_copy(node, lambda n: source if n is node.args[0] else self.placeholders[n.name])
+        made.meta["autograd_backward"] = True
+        return made
+
+    def _copy_to_forward(self, node: fx.Node) -> fx.Node:
+        """The forward node that computes what a backward node does, copied from backward where forward has none."""
+        known = {n.name: n for n in self.forward.nodes}
+        order = {n: i for i, n in enumerate(self.forward.nodes)}
+
+        def copied(n: fx.Node) -> fx.Node:
+            same = known.get(n.name)
+            if same is not None and (n.op == "placeholder" or same.target == n.target):
+                return same
+            args = [copied(arg) for arg in n.all_input_nodes]
+            last = max((arg for arg in args), key=order.__getitem__, default=_last_input(self.forward))
+            with self.forward.inserting_after(last):
+                made = self.forward.node_copy(n, lambda arg: known[arg.name])
+            made.meta.pop("autograd_backward", None)
+            known[n.name] = made
+            order[made] = order[last]
+            return made
+
+        return copied(node)
+
+    def finish(self, dropped: Iterable[str]) -> None:
+        """Write the saved values into both signatures, in the order that the runtime counts on, and clean up."""
+        for name in dropped:
+            self.slots[name] = []
+        self.backward.eliminate_dead_code()
+        slots = [slot for group in self.slots.values() for slot in group]
+        tensors = [s for s in slots if value(s.forward) is not None]
+        ordered = [s for s in tensors if not saved_without_version_check(s.forward)]
+        ordered += [s for s in tensors if saved_without_version_check(s.forward)]
+        ordered += [s for s in slots if value(s.forward) is None and not is_symbol(s.forward)]
+        symbols = [s for s in slots if is_symbol(s.forward)]
+        self._set_outputs([slot.forward for slot in ordered + symbols])
+        self._set_placeholders([slot.backward for slot in symbols + ordered])
+        self.forward.eliminate_dead_code()
+        for graph in (self.forward, self.backward):
+            graph.lint()
+
+    def _set_outputs(self, saved: list[fx.Node]) -> None:
+        (output,) = self.forward.find_nodes(op="output")
+        theirs = outputs(self.forward)[: self.num_outputs]
+        output.args = ((*theirs, *saved),)
+        if "desc" in output.meta:
+            mine = [saved_output_descriptor(i, bool(saved_without_version_check(n))) for i, n in enumerate(saved)]
+            output.meta["desc"] = [*list(output.meta["desc"])[: self.num_outputs], *mine]
+
+    def _set_placeholders(self, saved: list[fx.Node]) -> None:
+        old = self.backward.find_nodes(op="placeholder")
+        kept = set(saved)
+        others = [n for n in old if n not in kept and n not in self.taken]
+        first = next(iter(self.backward.nodes))
+        for node in reversed([*saved, *others]):
+            if node is not first:
+                first.prepend(node)
+                first = node
+        for node in old:
+            if node not in kept and node in self.taken:
+                self.backward.erase_node(node)
+
+
+def _first_arg(node: fx.Node) -> fx.Node:
+    source = node.args[0]
+    assert isinstance(source, fx.Node)
+    return source
+
+
+def _last_input(graph: fx.Graph) -> fx.Node:
+    return graph.find_nodes(op="placeholder")[-1]
+
+
+def _after_last_use(unit: fx.Node) -> fx.Node:
+    """The node before which to compress: right after the last use of the storage, so that it can be freed there."""
+    order = {node: i for i, node in enumerate(unit.graph.nodes)}
+    readers = {reader for alias in aliases(unit) for reader in (alias, *alias.users) if reader.op != "output"}
+    return max(readers, key=order.__getitem__).next
+
+
+def _first_user(nodes: list[fx.Node]) -> fx.Node:
+    order = {node: i for i, node in enumerate(nodes[0].graph.nodes)}
+    return min((user for node in nodes for user in node.users), key=order.__getitem__)

@@ -1,0 +1,93 @@
+"""What was compiled, beside the compiler: plans of the graphs of a model, held by weak references to its parameters.
+
+The partitioner can't hold a plan (it is pickled into a cache key) and the compiled callable can't either (a cache hit
+makes it without us), so the backend opens a session around the compiler, and the partitioner notes its plan in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .options import Settings
+from .plan import Plan
+
+
+@dataclass
+class Session:
+    """One call of the backend: one graph of Dynamo's.
+
+    Attributes:
+        settings: What it was compiled with.
+        plans: One for each partition: one where the graph trains, none where it doesn't, more with nested regions.
+        failures: Errors of ours after which the stock partition was used.
+        rederive: Makes the plans again by tracing, where a cache hit kept the partitioner from being called.
+        rederived: Whether ``plans`` was made that way.
+    """
+
+    settings: Settings
+    plans: list[Plan] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    rederive: Callable[[], list[Plan]] | None = None
+    rederived: bool = False
+    parameters: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+
+    def belongs_to(self, ids: set[int]) -> bool:
+        """Whether one of the graph's inputs is one of these tensors."""
+        return any(id(held) in ids for ref in self.parameters if (held := ref()) is not None)
+
+    def all_plans(self) -> list[Plan]:
+        """The plans, made again where a cache hit left none."""
+        if not self.plans and self.rederive is not None:
+            self.plans, self.rederive, self.rederived = self.rederive(), None, True
+        return self.plans
+
+
+_current: contextvars.ContextVar[Session | None] = contextvars.ContextVar("actcomp_session", default=None)
+_sessions: list[Session] = []
+_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def open_session(settings: Settings, inputs: Sequence[Any]) -> Iterator[Session]:
+    """A session around one compilation; it is kept as long as one of its parameters lives."""
+    session = Session(settings)
+    session.parameters = [weakref.ref(x) for x in inputs if isinstance(x, torch.Tensor)]
+    token = _current.set(session)
+    try:
+        yield session
+    finally:
+        _current.reset(token)
+
+
+def keep(session: Session) -> None:
+    """Remember a session whose graph was compiled; forget those whose model is gone."""
+    with _lock:
+        _sessions[:] = [s for s in _sessions if any(ref() is not None for ref in s.parameters)]
+        _sessions.append(session)
+
+
+def note_plan(plan: Plan) -> None:
+    """Called by the partitioner."""
+    if (session := _current.get()) is not None:
+        session.plans.append(plan)
+
+
+def note_failure(cause: str) -> None:
+    """Called by the partitioner after an error of ours."""
+    if (session := _current.get()) is not None:
+        session.failures.append(cause)
+
+
+def sessions_of(model: torch.nn.Module) -> list[Session]:
+    """The sessions whose graphs read a parameter or buffer of ``model``, in the order of compilation."""
+    ids = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    with _lock:
+        return [session for session in _sessions if session.belongs_to(ids)]
