@@ -1,0 +1,20 @@
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def fresh_torch(tmp_path, monkeypatch):
+    """No compiled code of another test, no cache of another run, no luck in the draws."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    monkeypatch.delenv("ACTCOMP_DISABLE", raising=False)
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def pytest_generate_tests(metafunc):
+    if "device" in metafunc.fixturenames:
+        cuda = pytest.param("cuda", marks=pytest.mark.cuda)
+        metafunc.parametrize("device", ["cpu", cuda] if torch.cuda.is_available() else ["cpu"])
