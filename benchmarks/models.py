@@ -89,7 +89,9 @@ def resnet18(width: int = 32, batch: int = 64, seed: int = 0) -> tuple[nn.Module
     return ResNet18(width), (torch.randn(batch, 3, 32, 32), torch.randint(0, 10, (batch,)))
 
 
-def gpt(dropout: float = 0.0, batch: int = 8, length: int = 256, seed: int = 0, **sizes: int) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+def gpt(
+    dropout: float = 0.0, batch: int = 8, length: int = 256, seed: int = 0, **sizes: int
+) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
     """The GPT with random bytes."""
     torch.manual_seed(seed)
     model = GPT(length=length, dropout=dropout, **sizes)

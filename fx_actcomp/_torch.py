@@ -138,9 +138,7 @@ def compile_aot(
         run: Makes a boxed callable of a forward, backward or inference graph.
     """
     aot_autograd = private("torch._dynamo.backends.common.aot_autograd")
-    backend = aot_autograd(
-        fw_compiler=run, bw_compiler=run, partition_fn=partition, decompositions=inductor_decompositions()
-    )
+    backend = aot_autograd(fw_compiler=run, bw_compiler=run, partition_fn=partition, decompositions=inductor_decompositions())
     return backend(gm, inputs)  # type: ignore[no-any-return]
 
 

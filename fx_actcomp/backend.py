@@ -99,5 +99,3 @@ def _tell(session: Session) -> None:
             )
     if settings.report is not None and session.plans:
         Report.of([session]).save(settings.report)
-
-

@@ -105,9 +105,7 @@ def print_saved_activations(model: nn.Module, *inputs: Any, compiler: str | None
 def _stand_ins(gm: fx.GraphModule) -> Callable[[], Any]:
     """Makes a graph's outputs with the right shapes and types, all zero, without running it."""
     (output,) = gm.graph.find_nodes(op="output")
-    values = pytree.tree_map(
-        lambda n: n.meta.get("example_value") if isinstance(n, fx.Node) else n, output.args[0]
-    )
+    values = pytree.tree_map(lambda n: n.meta.get("example_value") if isinstance(n, fx.Node) else n, output.args[0])
 
     def stand_in(value: Any) -> Any:
         if not isinstance(value, Tensor):
@@ -151,4 +149,3 @@ def untouched(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes.items():
             module.training = training
-

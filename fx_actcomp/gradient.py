@@ -84,7 +84,7 @@ def gradient_error(
         ValueError: Nothing of the model takes a gradient, or an argument is unknown.
     """
     given = {"overrides": overrides, "min_bytes": min_bytes, "compiler": compiler}
-    options = {key: value for key, value in given.items() if value is not None}
+    options: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     arms = [{**options, "policy": "none", "overrides": None}, options if policy is None else {**options, "policy": policy}]
     for arm in arms:
         parse_options(arm)
@@ -99,7 +99,12 @@ def gradient_error(
 
 
 def _gradients(
-    model: nn.Module, inputs: tuple[Any, ...], model_kwargs: dict[str, Any], options: dict[str, Any], loss: Loss | None, seed: int
+    model: nn.Module,
+    inputs: tuple[Any, ...],
+    model_kwargs: dict[str, Any],
+    options: dict[str, Any],
+    loss: Loss | None,
+    seed: int,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     args, kwargs = _copies((inputs, model_kwargs))
     wanted = {name: p for name, p in getattr(model, "_orig_mod", model).named_parameters() if p.requires_grad}

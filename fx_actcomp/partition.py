@@ -24,7 +24,7 @@ from .saved import Boundary, find_saved, saved_nodes
 from .session import note_failure, note_plan
 
 
-class ActcompPartitioner(CustomPartitionerFn):  # type: ignore[misc] # torch's class has no types
+class ActcompPartitioner(CustomPartitionerFn):
     """Splits a joint graph as plain torch.compile does, then compresses what crosses from forward to backward.
 
     Inductor pickles it into its cache key, so it holds plain settings only; what it finds out goes to ``session``.
@@ -53,7 +53,11 @@ class ActcompPartitioner(CustomPartitionerFn):  # type: ignore[misc] # torch's c
         forward, backward = stock_partition(gm, joint_inputs, **kwargs)
         try:
             plan = compress_boundary(
-                forward, backward, self.settings, kwargs["num_fwd_outputs"], kwargs.get("static_lifetime_input_indices") or ()
+                forward,
+                backward,
+                self.settings,
+                kwargs["num_fwd_outputs"],
+                kwargs.get("static_lifetime_input_indices") or (),
             )
         except Exception as error:
             if self.settings.strict:

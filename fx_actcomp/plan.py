@@ -129,12 +129,11 @@ def _choose(
         codec, reason = _pick(unit, wishes[first.name].policy)
     if codec is not None:
         measured = measure(node, codec, traits)
-        if isinstance(measured, str):
-            codec, reason = None, measured
-        elif measured >= before:
-            codec, reason = None, f"{codec.name} would not make it smaller ({measured} bytes)"
-        else:
+        if isinstance(measured, int) and measured < before:
             after = measured
+        else:
+            reason = measured if isinstance(measured, str) else f"{codec.name} would make {measured} bytes of its {before}"
+            codec = None
     name = codec.name if codec else None
     return [
         Choice(s, name, traits, reason, (after if s is first else 0) if codec else s.nbytes, node if codec else s.name)
@@ -181,8 +180,8 @@ def _pick(unit: list[SavedActivation], policy: Policy) -> tuple[Codec | None, st
     for name in (policy.values, *policy.fallbacks):
         codec = codec_named(name)
         if codec.bits is not None and codec.bits >= needed:
-            note = "" if codec is wanted else f"{wanted.name} has too few bits for: {strictest.role.value}" if strictest else ""
-            return codec, note
+            downgraded = codec is not wanted and strictest is not None
+            return codec, f"{wanted.name} has too few bits for: {strictest.role.value}" if strictest and downgraded else ""
     return None, f"no codec of the policy has the {needed} bits that its uses ask for"
 
 
@@ -240,19 +239,20 @@ def _drop_decided(
     """Values that backward reads for decisions alone: save the decisions instead, which loses nothing."""
     extra: dict[str, Decision] = {}
     for name, choice in choices.items():
-        saved = choice.saved
-        only_decides = bool(saved.uses) and all(use.role in (Role.DECISION, Role.SIZE) for use in saved.uses)
-        if saved.kind not in (Kind.ACTIVATION, Kind.STATISTIC) or not only_decides or not any(u.role is Role.DECISION for u in saved.uses):
-            continue
-        wish = _wish(saved, settings).policy
         mine = [d for d in boundary.decisions if name in d.sources]
-        cost = sum(d.nbytes for d in mine if d.name not in {**pinned, **extra})
-        if not wish.exact or any(d.bits is None for d in mine) or not mine or (cost and saved.nbytes < settings.min_bytes):
+        if not mine or not _only_decides(choice) or any(d.bits is None for d in mine):
             continue
-        if any(use.role is Role.SIZE for use in saved.uses) or cost >= choice.nbytes or choice.unit != name:
+        cost = sum(d.nbytes for d in mine if d.name not in {**pinned, **extra})
+        too_small = choice.saved.nbytes < settings.min_bytes and cost
+        if not _wish(choice.saved, settings).policy.exact or too_small or cost >= choice.nbytes:
             continue
         extra.update({d.name: d for d in mine})
         choices[name] = replace(
             choice, codec=None, nbytes=0, dropped=True, reason="backward only takes decisions from it; they are pinned"
         )
     return extra
+
+
+def _only_decides(choice: Choice) -> bool:
+    ours = choice.saved.kind in (Kind.ACTIVATION, Kind.STATISTIC) and choice.unit == choice.saved.name
+    return ours and {use.role for use in choice.saved.uses} == {Role.DECISION}

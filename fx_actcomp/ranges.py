@@ -52,7 +52,7 @@ def _prove(node: fx.Node, known: dict[fx.Node, bool]) -> bool:
     if node.op != "call_function" or not args:
         return False
     if node.target is operator.getitem:
-        return args[1] == 0 and name in _KEEPS and _nonnegative(args[0], known)
+        return bool(args[1] == 0) and name in _KEEPS and _nonnegative(args[0], known)
     if name in _ALWAYS:
         return True
     if name in {"aten.clamp", "aten.hardtanh", "aten.clamp_min"} and len(args) > 1 and _at_least_zero(args[1]):
@@ -66,9 +66,9 @@ def _prove(node: fx.Node, known: dict[fx.Node, bool]) -> bool:
     if name == "aten.full":
         return _at_least_zero(args[1])
     if name in _ALL:
-        values = args[1:] if name == "aten.where" else [a for i, a in enumerate(args) if not (name == "aten.masked_fill" and i == 1)]
-        alpha = node.kwargs.get("alpha", 1)
-        return _at_least_zero(alpha) and all(_nonnegative(arg, known) for arg in values)
+        predicate = {"aten.where": 0, "aten.masked_fill": 1}.get(name)
+        values = [arg for position, arg in enumerate(args) if position != predicate]
+        return _at_least_zero(node.kwargs.get("alpha", 1)) and all(_nonnegative(arg, known) for arg in values)
     if is_view(node) or is_cast(node) or name in _KEEPS:
         pad = args[2] if name == "aten.constant_pad_nd" and len(args) > 2 else 0
         return _at_least_zero(pad) and _nonnegative(args[0], known)
@@ -136,7 +136,15 @@ def _arange_bound(node: fx.Node) -> int | None:
     return max(*ends, 1) - 1 if len(ends) == len(node.args) and min(ends) >= 0 else None
 
 
-_ALONG_DIM = {"aten.max": 1, "aten.min": 1, "aten.sort": 1, "aten.topk": 2, "aten.kthvalue": 2, "aten.mode": 1, "aten.median": 1}
+_ALONG_DIM = {
+    "aten.max": 1,
+    "aten.min": 1,
+    "aten.sort": 1,
+    "aten.topk": 2,
+    "aten.kthvalue": 2,
+    "aten.mode": 1,
+    "aten.median": 1,
+}
 """Operators whose second output is an index along a dimension, and the position of that dimension."""
 
 _OVER_SPACE = {"aten.max_pool2d_with_indices": 2, "aten.max_pool3d_with_indices": 3, "aten.adaptive_max_pool2d": 2}

@@ -1,8 +1,8 @@
 """The records that flow between the stages: plain, frozen, printable data; no graph and no tensor in them.
 
-    saved.py  -> Boundary(saved=[SavedActivation], decisions=[Decision])
-    policy.py -> Plan(choices=[Choice], pins=[Pin])
-    report.py -> rows
+saved.py  -> Boundary(saved=[SavedActivation], decisions=[Decision])
+policy.py -> Plan(choices=[Choice], pins=[Pin])
+report.py -> rows
 """
 
 from __future__ import annotations

@@ -14,11 +14,13 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from .plan import Choice, Plan
+from .plan import Plan
 from .records import ALIVE_ANYWAY, Kind
 from .session import Session
 
 MIB = 2**20
+_ALIVE = frozenset(kind.value for kind in ALIVE_ANYWAY)
+_NOT_OURS = _ALIVE | {Kind.STATISTIC.value, Kind.RANDOM.value}
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,12 @@ class Row:
     @property
     def compressible(self) -> bool:
         """Whether the policy may compress such a tensor: a value, mask or index that nobody else holds."""
-        return self.kind not in {kind.value for kind in ALIVE_ANYWAY} and self.kind != Kind.STATISTIC.value
+        return self.kind not in _NOT_OURS
+
+    @property
+    def alive_anyway(self) -> bool:
+        """Whether someone else holds its memory: a parameter, an input, an output."""
+        return self.kind in _ALIVE
 
 
 @dataclass(frozen=True)
@@ -124,14 +131,16 @@ class Report:
         else:
             _write(Path(path), f"{self}\n")
 
-    def table(self, *, fold: bool = True, plan: bool = True) -> str:
+    def table(self, *, fold: bool = True, plan: bool = True, alive: bool = False) -> str:
         """The rows as text.
 
         Args:
             fold: Whether identical layers share one row.
+            alive: Whether to show parameters and inputs, which are alive anyway.
             plan: Whether to show the columns that only a plan fills.
         """
-        groups = _folded(self.saved) if fold else [[row] for row in self.saved]
+        rows = [row for row in self.saved if alive or row.kind not in (Kind.PARAMETER.value, Kind.INPUT.value)]
+        groups = _folded(rows) if fold else [[row] for row in rows]
         head = ["#", "name", "module", "op", "shape", "dtype", "MiB"]
         head += ["MiB after", "codec", "used by", "reason"] if plan else ["used by"]
         return tabulate([_cells(group, plan) for group in groups], head, disable_numparse=True, colalign=_align(head))
@@ -145,13 +154,13 @@ class Report:
         ours = [row for row in self.saved if row.compressible]
         before, after = sum(row.bytes_before for row in ours), sum(row.bytes_after for row in ours)
         lines = [
-            f"saved for backward: {_mib(self.bytes_before)} MiB -> {_mib(self.bytes_after)} MiB "
-            f"({_ratio(self.bytes_before, self.bytes_after)} times fewer), policy {self.policy}, {self.graphs} graph(s)",
-            f"of these, values, masks and indices: {_mib(before)} MiB -> {_mib(after)} MiB ({_ratio(before, after)} times fewer)",
+            f"saved for backward: {_change(self.bytes_before, self.bytes_after)}, "
+            f"policy {self.policy}, {self.graphs} graph{'s' * (self.graphs != 1)}",
+            f"of these, values, masks and indices: {_change(before, after)}",
         ]
-        alive = sum(1 for row in self.saved if row.bytes_before == 0 and not row.compressible)
+        alive = sum(1 for row in self.saved if row.alive_anyway)
         if alive:
-            lines.append(f"{alive} saved tensors are parameters, inputs or outputs, alive anyway: not counted")
+            lines.append(f"{alive} more are parameters, inputs or outputs (or views or casts of them), alive anyway: not counted")
         return "\n".join(lines)
 
     def _notes(self) -> str:
@@ -170,7 +179,7 @@ def _rows(plan: Plan, graph: int) -> Iterable[Row]:
             shape=saved.shape, dtype=saved.dtype, kind=saved.kind.value,
             bytes_before=0 if alive else saved.nbytes, bytes_after=0 if alive else choice.nbytes,
             codec=choice.codec or ("drop" if choice.dropped else "keep"),
-            used_by=tuple(dict.fromkeys(f"{use.module}::{use.op}" for use in saved.uses)), reason=_reason(choice),
+            used_by=tuple(dict.fromkeys(f"{use.module}::{use.op}" for use in saved.uses)), reason=choice.reason,
         )  # fmt: skip
     for number, pin in enumerate(plan.pins, start=len(plan.choices)):
         decision = pin.decision
@@ -182,15 +191,11 @@ def _rows(plan: Plan, graph: int) -> Iterable[Row]:
         )  # fmt: skip
 
 
-def _reason(choice: Choice) -> str:
-    return choice.reason
-
-
 def _folded(rows: Sequence[Row]) -> list[list[Row]]:
     """Rows that are alike but for the layer's number, together; a group stands where its first row stood."""
     groups: dict[object, list[Row]] = {}
     for row in rows:
-        key = (
+        key: tuple[object, ...] = (
             re.sub(r"\d+", "#", row.module), row.op, row.shape, row.dtype, row.kind, row.bytes_before > 0, row.codec,
             tuple(re.sub(r"\d+", "#", used) for used in row.used_by),
             re.sub(r"exact .*", "", row.reason),
@@ -237,6 +242,10 @@ def _mib(nbytes: int) -> str:
     return f"{nbytes / MIB:.3f}" if nbytes < 100 * MIB else f"{nbytes / MIB:.0f}"
 
 
+def _change(before: int, after: int) -> str:
+    return f"{_mib(before)} MiB -> {_mib(after)} MiB ({_ratio(before, after)} times fewer)"
+
+
 def _ratio(before: int, after: int) -> str:
     return f"{before / after:.2f}" if after else "infinitely many" if before else "1.00"
 
@@ -249,9 +258,9 @@ def _write(path: Path, text: str) -> None:
             file.write(text)
         mask = os.umask(0)
         os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)  # noqa: PTH101 - a temporary's mode is 0600
-        os.replace(temporary, path)  # noqa: PTH105 - atomic on one file system
+        os.chmod(temporary, 0o666 & ~mask)
+        os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(temporary)  # noqa: PTH108 - the file may be gone already
+            os.unlink(temporary)
         raise

@@ -108,7 +108,7 @@ class _Editor:
         inputs = [slot.backward for slot in parts] + self._symbols(layout)
         count = len(parts)
         traced = trace(lambda *args: codec_named(codec).decompress(args[:count], layout, traits), inputs)
-        (restored,) = insert(traced, self.backward, inputs, before, node)
+        restored: fx.Node = insert(traced, self.backward, inputs, before, node)[0]
         for made in self.backward.nodes:
             if made.op == "call_function":
                 made.meta.setdefault("autograd_backward", True)
@@ -126,27 +126,22 @@ class _Editor:
             return restored
         source = self._replay(_first_arg(node), unit, restored, before)
         with self.backward.inserting_before(before):
-            made = self.backward.node_copy(node, lambda n: source if n is node.args[0] else self.placeholders[n.name])
+            made: fx.Node = self.backward.node_copy(node, lambda n: source if n is node.args[0] else self.placeholders[n.name])
         made.meta["autograd_backward"] = True
         return made
 
     def _copy_to_forward(self, node: fx.Node) -> fx.Node:
         """The forward node that computes what a backward node does, copied from backward where forward has none."""
-        known = {n.name: n for n in self.forward.nodes}
-        order = {n: i for i, n in enumerate(self.forward.nodes)}
+        known: dict[str, fx.Node] = {n.name: n for n in self.forward.nodes}
 
         def copied(n: fx.Node) -> fx.Node:
-            same = known.get(n.name)
-            if same is not None and (n.op == "placeholder" or same.target == n.target):
-                return same
-            args = [copied(arg) for arg in n.all_input_nodes]
-            last = max((arg for arg in args), key=order.__getitem__, default=_last_input(self.forward))
+            if n.name in known:  # both graphs come from one joint graph, in which a name is one node
+                return known[n.name]
+            last = max((copied(arg) for arg in n.all_input_nodes), default=self.forward.find_nodes(op="placeholder")[-1])
             with self.forward.inserting_after(last):
-                made = self.forward.node_copy(n, lambda arg: known[arg.name])
-            made.meta.pop("autograd_backward", None)
-            known[n.name] = made
-            order[made] = order[last]
-            return made
+                known[n.name] = self.forward.node_copy(n, lambda arg: known[arg.name])
+            known[n.name].meta.pop("autograd_backward", None)
+            return known[n.name]
 
         return copied(node)
 
@@ -195,15 +190,12 @@ def _first_arg(node: fx.Node) -> fx.Node:
     return source
 
 
-def _last_input(graph: fx.Graph) -> fx.Node:
-    return graph.find_nodes(op="placeholder")[-1]
-
-
 def _after_last_use(unit: fx.Node) -> fx.Node:
     """The node before which to compress: right after the last use of the storage, so that it can be freed there."""
     order = {node: i for i, node in enumerate(unit.graph.nodes)}
     readers = {reader for alias in aliases(unit) for reader in (alias, *alias.users) if reader.op != "output"}
-    return max(readers, key=order.__getitem__).next
+    last: fx.Node = max(readers, key=order.__getitem__)
+    return last.next
 
 
 def _first_user(nodes: list[fx.Node]) -> fx.Node:

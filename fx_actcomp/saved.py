@@ -12,7 +12,6 @@ from torch import fx
 from .annotate import annotation
 from .nodes import (
     is_cast,
-
     is_tangent,
     is_view,
     module_path,
@@ -23,7 +22,6 @@ from .nodes import (
     packet,
     source_line,
     storage_base,
-
     value,
     view_source,
 )
@@ -90,9 +88,7 @@ def pair_saved(forward: fx.Graph, backward: fx.Graph, num_outputs: int) -> list[
     return [(node, taken.get(node.name) or others[node]) for node in saved]
 
 
-def find_saved(
-    forward: fx.Graph, backward: fx.Graph, *, num_outputs: int, static_inputs: Collection[int] = ()
-) -> Boundary:
+def find_saved(forward: fx.Graph, backward: fx.Graph, *, num_outputs: int, static_inputs: Collection[int] = ()) -> Boundary:
     """List the saved activations and the decisions that depend on them.
 
     Args:
@@ -137,9 +133,7 @@ def find_saved(
     return Boundary(tuple(records), tuple(found.decisions.values()))
 
 
-def _kind(
-    node: fx.Node, base: fx.Node, inputs: dict[fx.Node, int], static_inputs: Collection[int], theirs: set[fx.Node]
-) -> Kind:
+def _kind(node: fx.Node, base: fx.Node, inputs: dict[fx.Node, int], static_inputs: Collection[int], theirs: set[fx.Node]) -> Kind:
     origin = base
     while origin not in inputs and (is_view(origin) or is_cast(origin)):
         origin = view_source(origin)

@@ -147,7 +147,7 @@ def _classify(
     if op in rules.SATURATING or packet(user) in rules.SATURATING:
         return None, True, True
     if packet(user) == "aten.pow" and _whole_power(user):
-        return None, True, user.args[1] != 1
+        return None, True, bool(user.args[1] != 1)
     if _is_value_argument(user, positions):
         return None, True, False
     if (reason := rules.EXACT.get(packet(user))) is not None:
@@ -270,8 +270,8 @@ def _is_sign_test(node: fx.Node, placeholder: fx.Node) -> bool:
 
 def _pinned_bits(node: fx.Node) -> tuple[int | None, str]:
     """Bits an element with which forward can hand the decision over, or why it can't."""
-    if (drawn := _random_ancestor(node)) is not None:
-        return None, f"it depends on {packet(drawn)}, which can't be drawn twice"
+    if (obstacle := _not_repeatable(node)) is not None:
+        return None, f"it depends on {packet(obstacle)}, which forward can't be made to do again"
     held = value(node)
     if held is None or not held.shape:
         return None, "it isn't one tensor with a dimension"
@@ -282,15 +282,17 @@ def _pinned_bits(node: fx.Node) -> tuple[int | None, str]:
     return None, f"{packet(node)} takes as many bits as the value"
 
 
-def _random_ancestor(node: fx.Node) -> fx.Node | None:
+def _not_repeatable(node: fx.Node) -> fx.Node | None:
+    """What a decision depends on beside saved values and plain operators: random draws, nested graphs, attributes."""
     reached: set[fx.Node] = set()
     stack = [node]
     while stack:
         current = stack.pop()
-        if current in reached:
+        if current in reached or current.op == "placeholder":
             continue
         reached.add(current)
-        if isinstance(current.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in current.target.tags:
+        plain = isinstance(current.target, torch._ops.OpOverload) or getattr(current.target, "__module__", "") == "_operator"
+        if not plain or torch.Tag.nondeterministic_seeded in getattr(current.target, "tags", ()):
             return current
         stack.extend(current.all_input_nodes)
     return None
@@ -312,8 +314,6 @@ def _nonlinear_in_gradient(node: fx.Node, gradients: set[fx.Node]) -> str:
 def _ends_as_gradient(node: fx.Node) -> bool:
     """Whether a matrix product goes to the graph's output through nothing but views, casts and sums."""
     for user in node.users:
-        if user.op != "output" and not (
-            (is_view(user) or packet(user) in rules.GRADIENT_PASSING) and _ends_as_gradient(user)
-        ):
+        if user.op != "output" and not ((is_view(user) or packet(user) in rules.GRADIENT_PASSING) and _ends_as_gradient(user)):
             return False
     return bool(node.users)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -42,7 +43,7 @@ class Codec(abc.ABC):
 
     name: str
     bits: int | None
-    keeps_sign: bool = False
+    keeps_sign: ClassVar[bool] = False
 
     @abc.abstractmethod
     def fits(self, layout: Layout, traits: Traits) -> str | None:

@@ -52,7 +52,7 @@ def pack(codes: Tensor, bits: int) -> Tensor:
         pad = [0, 0] * (codes.dim() - 1 - d) + [0, each * parts - size]
         codes = torch.constant_pad_nd(codes, pad, 0)
     pieces = codes.view(*codes.shape[:d], parts, each, *codes.shape[d + 1 :])
-    packed = pieces.select(d, 0)
+    packed: Tensor = pieces.select(d, 0)
     for k in range(1, parts):
         packed = packed | (pieces.select(d, k) << (bits * k))
     return packed
@@ -66,7 +66,7 @@ def unpack(packed: Tensor, bits: int, shape: Sequence[Size]) -> Tensor:
     d = packing_dim(shape, parts)
     steps = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
     steps = steps.view(*[1] * d, parts, *[1] * (packed.dim() - d))
-    codes = (packed.unsqueeze(d) >> steps) & (2**bits - 1)
+    codes: Tensor = (packed.unsqueeze(d) >> steps) & (2**bits - 1)
     each = packed.shape[d]
     codes = codes.reshape(*packed.shape[:d], parts * each, *packed.shape[d + 1 :])
     size = shape[d]
