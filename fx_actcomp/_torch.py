@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import itertools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -27,18 +28,17 @@ TESTED = ("2.13", "2.14")
 PRIVATE_NAMES = (
     "torch._inductor.custom_graph_pass.CustomPartitionerFn",
     "torch._inductor.compile_fx.compile_fx",
-    "torch._inductor.decomposition.select_decomp_table",
+    "torch._inductor.compile_fx.select_decomp_table",
     "torch._inductor.list_mode_options",
-    "torch._inductor.config.patch",
     "torch._dynamo.backends.common.aot_autograd",
     "torch._dynamo.config.patch",
-    "torch._dynamo.exc.BackendCompilerFailed",
     "torch._functorch.config.patch",
     "torch._functorch._aot_autograd.descriptors.SavedForBackwardsAOTOutput",
     "torch._functorch._aot_autograd.descriptors.SavedForBackwardsNoVcCheckAOTOutput",
     "torch._functorch.partitioners.min_cut_rematerialization_partition",
+    "torch._guards.CompileContext",
+    "torch._guards.TracingContext",
     "torch._logging.trace_structured",
-    "torch._ops.OpOverload",
     "torch._subclasses.fake_tensor.FakeTensorMode",
     "torch.fx.experimental.proxy_tensor.make_fx",
     "torch.fx.traceback.annotate",
@@ -74,8 +74,8 @@ def mode_options() -> dict[str, dict[str, Any]]:
 
 
 def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
-    """Inductor's decomposition table."""
-    table: dict[Any, Callable[..., Any]] = private("torch._inductor.decomposition.select_decomp_table")()
+    """Inductor's decomposition table; by way of ``compile_fx``, whose import loads what the decompositions need."""
+    table: dict[Any, Callable[..., Any]] = private("torch._inductor.compile_fx.select_decomp_table")()
     return table
 
 
@@ -140,6 +140,23 @@ def compile_aot(
     aot_autograd = private("torch._dynamo.backends.common.aot_autograd")
     backend = aot_autograd(fw_compiler=run, bw_compiler=run, partition_fn=partition, decompositions=inductor_decompositions())
     return backend(gm, inputs)  # type: ignore[no-any-return]
+
+
+_compilations = itertools.count()
+
+
+def compile_id() -> tuple[int, int] | None:
+    """Number of the frame that Dynamo compiles now, and a number of this compilation of it; None outside of one.
+
+    Dynamo's own second number starts anew with ``torch._dynamo.reset``, so the compilation's context is numbered instead.
+    """
+    current = private("torch._guards.CompileContext").current_compile_id()
+    context = private("torch._guards.TracingContext").try_get()
+    if current is None or current.frame_id is None or context is None:
+        return None
+    if not hasattr(context, "actcomp_compilation"):
+        context.actcomp_compilation = next(_compilations)
+    return int(current.frame_id), int(context.actcomp_compilation)
 
 
 def dynamo_patch(**values: Any) -> AbstractContextManager[None]:

@@ -18,7 +18,7 @@ from .compile import trace_graph
 from .options import parse_options
 from .partition import ActcompPartitioner
 from .report import Report
-from .session import Session, open_session, sessions_of
+from .session import Session, apart, open_session, sessions_of
 
 
 def report(compiled_model: nn.Module) -> Report:
@@ -132,7 +132,7 @@ def compile_apart(model: nn.Module, backend: Callable[..., Any], **options: Any)
     compiled = torch.compile(own, backend=backend, **options)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with dynamo_patch(recompile_limit=64):
+        with dynamo_patch(recompile_limit=64), apart():
             return compiled(original, *args, **kwargs)
 
     return run

@@ -55,6 +55,10 @@ class _Editor:
         pairs = pair_saved(forward, backward, num_outputs)
         self.placeholders = {node.name: taken for node, taken in pairs}
         self.taken = set(self.placeholders.values())
+        # Both graphs come from one joint graph, in which a name is one node; nodes that are inserted later may share names.
+        names = {node.name: node for node in forward.nodes}
+        self.twins: dict[fx.Node, fx.Node] = {node: names[node.name] for node in backward.nodes if node.name in names}
+        self.twins.update({taken: node for node, taken in pairs})
         self.slots = {node.name: [Slot(node, taken)] for node, taken in pairs}
 
     def compress(self, members: list[Choice]) -> None:
@@ -77,6 +81,7 @@ class _Editor:
         parts = self._save(in_forward, pin.codec, Traits(), in_forward.next)
         restored = self._restore(parts, in_forward, pin.codec, Traits(), _first_user([taken]))
         taken.replace_all_uses_with(restored)
+        self.twins[restored] = in_forward
         self.slots[f"decision {taken.name}"] = parts
 
     def _save(self, node: fx.Node, codec: str, traits: Traits, before: fx.Node) -> list[Slot]:
@@ -132,16 +137,14 @@ class _Editor:
 
     def _copy_to_forward(self, node: fx.Node) -> fx.Node:
         """The forward node that computes what a backward node does, copied from backward where forward has none."""
-        known: dict[str, fx.Node] = {n.name: n for n in self.forward.nodes}
 
         def copied(n: fx.Node) -> fx.Node:
-            if n.name in known:  # both graphs come from one joint graph, in which a name is one node
-                return known[n.name]
-            last = max((copied(arg) for arg in n.all_input_nodes), default=self.forward.find_nodes(op="placeholder")[-1])
-            with self.forward.inserting_after(last):
-                known[n.name] = self.forward.node_copy(n, lambda arg: known[arg.name])
-            known[n.name].meta.pop("autograd_backward", None)
-            return known[n.name]
+            if n not in self.twins:
+                last = max((copied(arg) for arg in n.all_input_nodes), default=self.forward.find_nodes(op="placeholder")[-1])
+                with self.forward.inserting_after(last):
+                    self.twins[n] = self.forward.node_copy(n, self.twins.__getitem__)
+                self.twins[n].meta.pop("autograd_backward", None)
+            return self.twins[n]
 
         return copied(node)
 

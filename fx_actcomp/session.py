@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ._torch import compile_id
 from .options import Settings
 from .plan import Plan
 
@@ -30,6 +31,8 @@ class Session:
         failures: Errors of ours after which the stock partition was used.
         rederive: Makes the plans again by tracing, where a cache hit kept the partitioner from being called.
         rederived: Whether ``plans`` was made that way.
+        parameters: The graph's inputs, weakly.
+        frame: Which frame of Python it is of, and which compilation of that frame.
     """
 
     settings: Settings
@@ -38,6 +41,7 @@ class Session:
     rederive: Callable[[], list[Plan]] | None = None
     rederived: bool = False
     parameters: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+    frame: tuple[int, int] | None = field(default_factory=compile_id)
 
     def belongs_to(self, ids: set[int]) -> bool:
         """Whether one of the graph's inputs is one of these tensors."""
@@ -51,6 +55,7 @@ class Session:
 
 
 _current: contextvars.ContextVar[Session | None] = contextvars.ContextVar("actcomp_session", default=None)
+_apart: contextvars.ContextVar[bool] = contextvars.ContextVar("actcomp_apart", default=False)
 _sessions: list[Session] = []
 _lock = threading.Lock()
 
@@ -67,8 +72,20 @@ def open_session(settings: Settings, inputs: Sequence[Any]) -> Iterator[Session]
         _current.reset(token)
 
 
+@contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """What is compiled inside is not remembered: it is for measuring, not for the user's training."""
+    token = _apart.set(True)
+    try:
+        yield
+    finally:
+        _apart.reset(token)
+
+
 def keep(session: Session) -> None:
     """Remember a session whose graph was compiled; forget those whose model is gone."""
+    if _apart.get():
+        return
     with _lock:
         _sessions[:] = [s for s in _sessions if any(ref() is not None for ref in s.parameters)]
         _sessions.append(session)
@@ -87,7 +104,16 @@ def note_failure(cause: str) -> None:
 
 
 def sessions_of(model: torch.nn.Module) -> list[Session]:
-    """The sessions whose graphs read a parameter or buffer of ``model``, in the order of compilation."""
+    """The sessions whose graphs read a parameter or buffer of ``model``, in the order of compilation.
+
+    Of a frame that was compiled several times (other sizes, another policy), only the last compilation that trains counts:
+    they are alternatives. Pieces of one compilation (DDP buckets) and other frames (graph breaks) add up.
+    """
     ids = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
     with _lock:
-        return [session for session in _sessions if session.belongs_to(ids)]
+        mine = [session for session in _sessions if session.belongs_to(ids)]
+    latest: dict[int, tuple[int, int]] = {}
+    for session in mine:
+        if session.frame is not None and (session.all_plans() or session.failures):
+            latest[session.frame[0]] = session.frame
+    return [s for s in mine if s.frame is None or latest.get(s.frame[0], s.frame) == s.frame]
