@@ -108,6 +108,18 @@ def saved_output_descriptor(position: int, unchecked: bool) -> object:
     return private(f"torch._functorch._aot_autograd.descriptors.{kind}")(position)
 
 
+def copy_dynamo_graph(gm: fx.GraphModule) -> fx.GraphModule:
+    """A copy of a graph that Dynamo made, nodes' metadata and the names of its parameters' sources included."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(gm.graph, {}))
+    copied = fx.GraphModule(gm, graph)
+    copied.meta.update(gm.meta)
+    sources = "_param_name_to_source"  # by which AOTAutograd tells parameters from inputs
+    if hasattr(gm, sources):
+        setattr(copied, sources, getattr(gm, sources))
+    return copied
+
+
 def compile_inductor(
     gm: fx.GraphModule, inputs: Sequence[Any], patches: dict[str, Any], inner: Callable[..., Any] | None = None
 ) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ._torch import compile_inductor, warn_untested
+from ._torch import compile_inductor, copy_dynamo_graph, warn_untested
 from .annotate import annotation
 from .compile import compile_graph, trace_graph
 from .options import Settings, disabled, parse_options
@@ -46,7 +46,7 @@ def actcomp(
         return compile_inductor(gm, example_inputs, dict(settings.inductor))
     warn_untested()
     partitioner = ActcompPartitioner(settings, annotations_of(gm))
-    again = fx.GraphModule(gm, copied(gm.graph)) if torch.is_grad_enabled() else None
+    again = copy_dynamo_graph(gm) if torch.is_grad_enabled() else None
     with open_session(settings, example_inputs) as session:
         compiled = compile_graph(gm, example_inputs, settings, partitioner)
     if again is not None and not session.plans and not session.failures:
@@ -59,14 +59,6 @@ def actcomp(
 def annotations_of(gm: fx.GraphModule) -> tuple[str, ...]:
     """The annotations in a graph, in order: part of the cache key, since Inductor's key doesn't hold node metadata."""
     return tuple(f"{i}:{mark}" for i, node in enumerate(gm.graph.nodes) if (mark := annotation(node)) is not None)
-
-
-def copied(graph: fx.Graph) -> fx.Graph:
-    """A copy of a graph, its nodes' metadata shared."""
-    copied = fx.Graph()
-    values: dict[fx.Node, fx.Node] = {}
-    copied.output(copied.graph_copy(graph, values))
-    return copied
 
 
 def _rederive(gm: fx.GraphModule, settings: Settings, partitioner: ActcompPartitioner) -> Callable[[], list[Plan]]:

@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from ._torch import dynamo_patch
-from .backend import annotations_of, copied
+from .backend import annotations_of
 from .compile import trace_graph
 from .options import parse_options
 from .partition import ActcompPartitioner
@@ -79,7 +79,7 @@ def explain(
         partitioner = ActcompPartitioner(settings, annotations_of(gm))
         stand_ins = _stand_ins(gm)
         with open_session(settings, example_inputs) as session:
-            trace_graph(fx.GraphModule(gm, copied(gm.graph)), example_inputs, settings, partitioner)
+            trace_graph(gm, example_inputs, settings, partitioner)
         sessions.append(session)
         return lambda *_: stand_ins()
 
