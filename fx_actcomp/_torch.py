@@ -110,13 +110,14 @@ def saved_output_descriptor(position: int, unchecked: bool) -> object:
 
 def copy_dynamo_graph(gm: fx.GraphModule) -> fx.GraphModule:
     """A copy of a graph that Dynamo made, nodes' metadata and the names of its parameters' sources included."""
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(gm.graph, {}))
+    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    graph.output(graph.graph_copy(gm.graph, copies))
     copied = fx.GraphModule(gm, graph)
     copied.meta.update(gm.meta)
-    sources = "_param_name_to_source"  # by which AOTAutograd tells parameters from inputs
-    if hasattr(gm, sources):
-        setattr(copied, sources, getattr(gm, sources))
+    for original, copy in [(gm, copied), *copies.items()]:
+        for source in ("_param_name_to_source", "_dynamo_source"):  # by which AOTAutograd tells parameters from inputs
+            if hasattr(original, source):
+                setattr(copy, source, getattr(original, source))
     return copied
 
 

@@ -27,7 +27,7 @@ SHAPES = [
 def property_test(examples):
     """Hypothesis as the other tests run: the same draws each time, no clock."""
     slow = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-    return settings(max_examples=12*examples, deadline=None, derandomize=False, suppress_health_check=slow)
+    return settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=slow)
 
 
 def contiguous(x):

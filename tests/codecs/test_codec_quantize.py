@@ -270,7 +270,7 @@ def test_an_expanded_dimension_is_stored_once(codec):
 @pytest.mark.parametrize("bits", [1, 2])
 @property_test(30)
 @given(x=tensors())
-def test_narrower_codes_keep_its_bound(bits, x):
+def test_narrower_codes_keep_their_bound(bits, x):
     codec = Quantize(f"int{bits}", bits)
     assert_within_bound(codec, x, roundtrip(codec, x, Traits()), Traits())
 

@@ -147,7 +147,7 @@ def wide_vocabulary():
 
 # a stack of equal blocks, to be unpacked one by one: pytorch #148222, #147242, #83137, #88247, lightning-thunder #1379
 class DeepStack(nn.Module):
-    def __init__(self, width=48, depth=8):
+    def __init__(self, width=48, depth=6):
         super().__init__()
         self.up = nn.ModuleList(nn.Linear(width, 4 * width) for _ in range(depth))
         self.down = nn.ModuleList(nn.Linear(4 * width, width) for _ in range(depth))

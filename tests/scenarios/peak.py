@@ -16,7 +16,7 @@ class LiveBytes(TorchDispatchMode):
         self.now, self.peak = 0, 0
         self.seen = {x.untyped_storage()._cdata: 0 for x in leaves}
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ARG002 - torch's signature
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         made = func(*args, **(kwargs or {}))
         for x in tree_leaves(made):
             if isinstance(x, torch.Tensor):
