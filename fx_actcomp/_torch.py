@@ -39,6 +39,7 @@ PRIVATE_NAMES = (
     "torch._guards.CompileContext",
     "torch._guards.TracingContext",
     "torch._logging.trace_structured",
+    "torch._subclasses.fake_tensor.FakeTensor",
     "torch._subclasses.fake_tensor.FakeTensorMode",
     "torch.fx.experimental.proxy_tensor.make_fx",
     "torch.fx.traceback.annotate",
@@ -106,6 +107,17 @@ def saved_output_descriptor(position: int, unchecked: bool) -> object:
     """What AOTAutograd calls a saved output of forward."""
     kind = "SavedForBackwardsNoVcCheckAOTOutput" if unchecked else "SavedForBackwardsAOTOutput"
     return private(f"torch._functorch._aot_autograd.descriptors.{kind}")(position)
+
+
+def is_whole_graph(gm: fx.GraphModule) -> bool:
+    """Whether Dynamo's graph ends its frame: it wasn't cut by a graph break, nor by DDP into buckets."""
+    reason = getattr(gm, "compile_subgraph_reason", None)
+    return reason is not None and not reason.graph_break
+
+
+def is_fake(x: object) -> bool:
+    """Whether a tensor is fake, standing for one whose memory isn't looked at."""
+    return isinstance(x, private("torch._subclasses.fake_tensor.FakeTensor"))
 
 
 def copy_dynamo_graph(gm: fx.GraphModule) -> fx.GraphModule:

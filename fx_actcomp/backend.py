@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from ._torch import compile_inductor, copy_dynamo_graph, warn_untested
+from ._torch import compile_inductor, copy_dynamo_graph, is_fake, is_whole_graph, warn_untested
 from .annotate import annotation
 from .compile import compile_graph, trace_graph
 from .options import Settings, disabled, parse_options
+from .overrides import Overrides
 from .partition import ActcompPartitioner
 from .plan import Plan
 from .report import Report
@@ -52,8 +53,21 @@ def actcomp(
     if again is not None and not session.plans and not session.failures:
         session.rederive = _rederive(again, settings, partitioner)
     keep(session)
-    _tell(session)
-    return compiled
+    _tell(session, whole=is_whole_graph(gm))
+    return _adopting(compiled, session) if any(map(is_fake, example_inputs)) else compiled
+
+
+def _adopting(compiled: Callable[..., Any], session: Session) -> Callable[..., Any]:
+    """Show the session the real inputs, where Dynamo compiled on fake ones (DDP's pieces)."""
+    session.awaits_inputs = True
+
+    def run(*args: Any) -> Any:
+        if session.awaits_inputs and not any(map(is_fake, args)):  # DDP runs each piece once on fake inputs, too
+            session.adopt(args)
+            session.awaits_inputs = False
+        return compiled(*args)
+
+    return run
 
 
 def annotations_of(gm: fx.GraphModule) -> tuple[str, ...]:
@@ -73,17 +87,23 @@ def _rederive(gm: fx.GraphModule, settings: Settings, partitioner: ActcompPartit
     return trace
 
 
-_unmatched_told: set[tuple[str, ...]] = set()
+_matched: dict[Overrides, set[str]] = {}
+"""Patterns that matched in some graph so far; a model of several graphs has its matches in any of them."""
 
 
-def _tell(session: Session) -> None:
-    """Warn of overrides that matched nothing yet, and write the report that was asked for."""
+def _tell(session: Session, *, whole: bool) -> None:
+    """Warn of overrides that matched nothing, and write the report that was asked for.
+
+    A piece of a model (before a graph break, a DDP bucket) can't tell whether another piece will match: only a graph that
+    ends its frame warns, once. ``fx_actcomp.report`` lists what matched nothing at any time.
+    """
     settings = session.settings
     if session.plans and settings.overrides:
-        matched = {pattern for plan in session.plans for pattern in plan.matched}
-        missing = tuple(pattern for pattern, _ in settings.overrides if pattern not in matched)
-        if missing and missing not in _unmatched_told:
-            _unmatched_told.add(missing)
+        matched = _matched.setdefault(settings.overrides, set())
+        matched.update(pattern for plan in session.plans for pattern in plan.matched)
+        missing = [pattern for pattern, _ in settings.overrides if pattern not in matched]
+        if missing and whole:
+            matched.update(missing)
             warnings.warn(
                 f"overrides matched no saved activation of the graph just compiled: {', '.join(map(repr, missing))}. "
                 "They name what a report prints as module::aten.op; fx_actcomp.report(model) shows it",

@@ -32,11 +32,9 @@ def trace_graph(gm: fx.GraphModule, inputs: Sequence[Any], settings: Settings, p
 
 def _boxed(gm: fx.GraphModule, example_inputs: object) -> Compiled:  # noqa: ARG001 - the compiler's signature
     """Run a graph node by node; each value is freed after its last use, inputs too (that is what "boxed" buys)."""
-    gm.graph.eliminate_dead_code()
-    interpreter = fx.Interpreter(gm)
 
     def run(args: list[Any]) -> Any:
-        return interpreter.boxed_run(args)
+        return fx.Interpreter(gm).boxed_run(args)  # a new one: it holds its outputs as long as it lives
 
     run._boxed_call = True  # type: ignore[attr-defined] # how functorch tells a boxed callable
     return run

@@ -115,6 +115,9 @@ def is_widening(node: fx.Node) -> bool:
     source, made = node.args[0] if node.args else None, value(node)
     if not is_cast(node) or not isinstance(source, fx.Node) or made is None or (held := value(source)) is None:
         return False
+    if made.dtype.is_floating_point and not held.dtype.is_floating_point and not held.dtype.is_complex:
+        exact = round(1 / torch.finfo(made.dtype).eps)  # every whole number up to it has a float of this type
+        return held.dtype is torch.bool or torch.iinfo(held.dtype).max <= exact
     return torch.promote_types(held.dtype, made.dtype) is made.dtype
 
 

@@ -50,7 +50,14 @@ class ActcompPartitioner(CustomPartitionerFn):
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Partition ``gm``; on an error of our own, warn and give the stock partition (``strict``: raise)."""
-        forward, backward = stock_partition(gm, joint_inputs, **kwargs)
+        try:
+            forward, backward = stock_partition(gm, joint_inputs, **kwargs)
+        except Exception as error:
+            raise RuntimeError(
+                "torch's own partitioner can't split this graph into forward and backward, so plain torch.compile fails on it too"
+                f" ({type(error).__name__}: {error}). A custom autograd function that writes into a tensor which it saved and"
+                " which is also an output is a known cause: clone the tensor, or keep the function out of the compiled region."
+            ) from error
         try:
             plan = compress_boundary(
                 forward,

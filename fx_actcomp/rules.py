@@ -21,7 +21,6 @@ LIPSCHITZ = _aten(
 """Their output moves no more than in proportion to their inputs: the error stays an error of the value."""
 
 VALUE_ARGUMENTS: dict[str, tuple[int, ...]] = {
-    "aten.div": (0,),
     "aten.index": (0,),
     "aten._unsafe_index": (0,),
     "aten.gather": (0,),
@@ -101,7 +100,7 @@ EXACT: dict[str, str] = {
     **dict.fromkeys(_aten("fmod remainder"), "argument of a remainder"),
     **dict.fromkeys(_aten("sin cos tan"), "argument of a periodic function"),
     **dict.fromkeys(_aten("var var_mean std norm linalg_vector_norm"), "statistics would be recomputed from it"),
-    "aten.div": "denominator",
+    "aten.div": "a denominator, or divided by one: where both vanish, no error is small",
 }
 """Uses in which a small error of the value can be a large error of the result, with the reason that the report prints."""
 

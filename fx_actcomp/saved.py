@@ -25,7 +25,7 @@ from .nodes import (
     value,
     view_source,
 )
-from .ranges import nonnegative, upper_bound
+from .ranges import nonnegative_nodes, upper_bounds
 from .records import Decision, Kind, SavedActivation
 from .uses import find_uses
 
@@ -104,6 +104,7 @@ def find_saved(forward: fx.Graph, backward: fx.Graph, *, num_outputs: int, stati
     found = find_uses(backward, [taken.name for _, taken in saved])
     inputs = {node: i for i, node in enumerate(forward.find_nodes(op="placeholder"))}
     theirs = {storage_base(n) for n in outputs(forward)[:num_outputs] if isinstance(n, fx.Node)}
+    positive, bounds = nonnegative_nodes(forward), upper_bounds(forward)
     records: list[SavedActivation] = []
     counted: set[fx.Node] = set()
     for number, (node, taken) in enumerate(saved):
@@ -123,8 +124,8 @@ def find_saved(forward: fx.Graph, backward: fx.Graph, *, num_outputs: int, stati
                 kind=Kind.RANDOM if taken.name != node.name else _kind(node, base, inputs, static_inputs, theirs),
                 base=base.name,
                 uses=tuple(found.uses[taken.name]),
-                sign_exact=held.dtype.is_floating_point and nonnegative(node),
-                upper=upper_bound(node),
+                sign_exact=held.dtype.is_floating_point and node in positive,
+                upper=bounds.get(node),
                 symbolic=any(not isinstance(s, int) for s in held.shape),
                 annotation=annotation(node),
             )

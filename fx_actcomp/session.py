@@ -33,6 +33,7 @@ class Session:
         rederived: Whether ``plans`` was made that way.
         parameters: The graph's inputs, weakly.
         frame: Which frame of Python it is of, and which compilation of that frame.
+        awaits_inputs: Whether only fake inputs are known so far (DDP compiles its pieces on these).
     """
 
     settings: Settings
@@ -42,6 +43,11 @@ class Session:
     rederived: bool = False
     parameters: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     frame: tuple[int, int] | None = field(default_factory=compile_id)
+    awaits_inputs: bool = False
+
+    def adopt(self, inputs: Sequence[Any]) -> None:
+        """Remember the graph's inputs, weakly."""
+        self.parameters = [weakref.ref(x) for x in inputs if isinstance(x, torch.Tensor)]
 
     def belongs_to(self, ids: set[int]) -> bool:
         """Whether one of the graph's inputs is one of these tensors."""
@@ -64,7 +70,7 @@ _lock = threading.Lock()
 def open_session(settings: Settings, inputs: Sequence[Any]) -> Iterator[Session]:
     """A session around one compilation; it is kept as long as one of its parameters lives."""
     session = Session(settings)
-    session.parameters = [weakref.ref(x) for x in inputs if isinstance(x, torch.Tensor)]
+    session.adopt(inputs)
     token = _current.set(session)
     try:
         yield session
@@ -87,7 +93,7 @@ def keep(session: Session) -> None:
     if _apart.get():
         return
     with _lock:
-        _sessions[:] = [s for s in _sessions if any(ref() is not None for ref in s.parameters)]
+        _sessions[:] = [s for s in _sessions if s.awaits_inputs or any(ref() is not None for ref in s.parameters)]
         _sessions.append(session)
 
 

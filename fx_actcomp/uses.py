@@ -55,7 +55,7 @@ def find_uses(graph: fx.Graph, saved: Iterable[str]) -> UseMap:
     for node in graph.nodes:
         if node in gradients and (reason := _nonlinear_in_gradient(node, gradients)):
             use = Use(original(node), module_path(node), Role.EXACT, reason)
-            for source in _saved_ancestors(node):
+            for source in _saved_ancestors(_told_on(node, gradients)):
                 if source in wanted and use not in found.uses[source]:
                     found.uses[source].append(use)
     return found
@@ -199,7 +199,9 @@ def _nodes_in(arg: object) -> Iterator[fx.Node]:
 
 def _is_value_argument(user: fx.Node, positions: list[int]) -> bool:
     name = packet(user)
-    if name not in rules.LIPSCHITZ and name != "aten.div":
+    if name == "aten.div":
+        return positions == [0] and not isinstance(user.args[1], fx.Node)
+    if name not in rules.LIPSCHITZ:
         return False
     allowed = rules.VALUE_ARGUMENTS.get(name)
     return allowed is None or all(p in allowed for p in positions)
@@ -309,6 +311,13 @@ def _nonlinear_in_gradient(node: fx.Node, gradients: set[fx.Node]) -> str:
     if reason is None or any(_is_value_argument(node, _positions(n, node)) for n in taken):
         return ""
     return f"{original(node)} of a gradient: {reason}"
+
+
+def _told_on(node: fx.Node, gradients: set[fx.Node]) -> fx.Node:
+    """Whose ancestors an operator that isn't linear in a gradient keeps exact: of a quotient, the dividend's alone."""
+    dividend = node.args[0] if node.args else None
+    divides = packet(node) == "aten.div" and node.args[1] not in gradients
+    return dividend if divides and isinstance(dividend, fx.Node) else node
 
 
 def _ends_as_gradient(node: fx.Node) -> bool:

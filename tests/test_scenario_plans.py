@@ -138,9 +138,10 @@ def test_logsumexp_stays_exact():
 
 
 @pytest.mark.parametrize("op", ["aten.topk", "aten.sort", "aten.remainder"])
-def test_indices_with_a_proved_bound_are_narrowed_to_a_byte(op):
+def test_indices_with_a_proved_bound_take_less_than_a_byte(op):
     (row,) = saved("integers_and_bools", kind="index", op=op)
-    assert (row.codec, row.bytes_after * 8) == ("narrow", row.bytes_before)
+    assert row.codec == "narrow"
+    assert row.bytes_after * 8 < row.bytes_before
 
 
 def test_bools_are_packed():

@@ -140,8 +140,15 @@ def test_what_is_left_alone_has_a_reason(name):
     assert [row.name for row in explained(name).saved if row.codec == "keep" and not row.reason] == []
 
 
+DIVIDED_LATER = {"ratio", "copysign", "cumprod", "norm_of_each"}
+"""Their backward divides by a tensor what it read: all that they save is a dividend or a divisor, and stays exact."""
+
+
 @every_operator
-def test_something_is_compressed(name):
+def test_something_is_compressed_unless_all_is_divided(name):
+    if name in DIVIDED_LATER:
+        assert explained(name).bytes_after == explained(name).bytes_before
+        return
     assert explained(name).bytes_after < explained(name).bytes_before
 
 

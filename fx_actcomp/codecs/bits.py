@@ -12,12 +12,14 @@ from .._torch import Size, size_hint
 from .base import Codec, Parts, Traits
 from .layout import Layout
 
+_WASTE = 1.25
+
 
 def packing_dim(shape: Sequence[Size], parts: int) -> int:
     """Choose the dimension to cut into ``parts``: the outermost one that divides evenly, else the one that wastes least.
 
     Cutting an outer dimension keeps the inner ones whole, so the byte's parts are loaded from contiguous runs. A symbolic
-    size is padded, never asked whether it divides.
+    size is padded, never asked whether it divides, and taken only where every other dimension would waste too much.
     """
     if not shape:
         return 0
@@ -29,7 +31,8 @@ def packing_dim(shape: Sequence[Size], parts: int) -> int:
         size = max(size_hint(shape[d]) or 1, 1)
         return -(-size // parts) * parts / size
 
-    return min(range(len(shape)), key=lambda d: (waste(d), d))
+    static = [d for d, size in enumerate(shape) if isinstance(size, int) and waste(d) <= _WASTE]
+    return min(static or range(len(shape)), key=lambda d: (waste(d), d))
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
@@ -126,37 +129,43 @@ class Ternary(Codec):
 
 
 class Narrow(Codec):
-    """An integer tensor in the narrowest type that provably holds it; lossless."""
+    """An integer tensor in the fewest bits that provably hold it: 1, 2 or 4 packed into bytes, else 8, 16 or 32; lossless."""
 
     name = "narrow"
     bits = None
 
     def fits(self, layout: Layout, traits: Traits) -> str | None:
-        """Only integers with a proved bound that a narrower type holds."""
+        """Only integers with a proved bound that fewer bits hold."""
         if layout.dtype.is_floating_point or layout.dtype.is_complex or layout.dtype is torch.bool:
             return f"codec 'narrow' narrows integers, not {str(layout.dtype).removeprefix('torch.')}"
         if traits.upper is None:
             return "no bound on its values is proved"
-        if narrowest(traits.upper).itemsize >= layout.dtype.itemsize:
+        if not layout.shape:
+            return "a single element"
+        if narrowest(traits.upper) >= layout.dtype.itemsize * 8:
             return f"values up to {traits.upper} need all of {str(layout.dtype).removeprefix('torch.')}"
         return None
 
     def compress(self, x: Tensor, traits: Traits) -> Parts:
-        """Cast to the narrowest type."""
-        assert traits.upper is not None
-        return (Layout.of(x).to_memory(x).to(narrowest(traits.upper)),)
+        """Cast to the narrowest type, and pack what takes less than a byte."""
+        bits = narrowest(traits.upper or 0)
+        memory = Layout.of(x).to_memory(x)
+        return (pack(memory.to(torch.uint8), bits),) if bits < 8 else (memory.to(_TYPES[bits]),)
 
-    def decompress(self, parts: Parts, layout: Layout, traits: Traits) -> Tensor:  # noqa: ARG002 - a codec's signature
-        """Cast back."""
-        return layout.from_memory(parts[0].to(layout.dtype))
+    def decompress(self, parts: Parts, layout: Layout, traits: Traits) -> Tensor:
+        """Unpack and cast back."""
+        bits = narrowest(traits.upper or 0)
+        codes = unpack(parts[0], bits, memory_shape(layout)) if bits < 8 else parts[0]
+        return layout.from_memory(codes.to(layout.dtype))
 
 
-def narrowest(upper: int) -> torch.dtype:
-    """The narrowest integer type that holds 0 to ``upper``."""
-    for dtype in (torch.uint8, torch.int16, torch.int32):
-        if upper <= torch.iinfo(dtype).max:
-            return dtype
-    return torch.int64
+_TYPES = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
+
+
+def narrowest(upper: int) -> int:
+    """Fewest bits, of those that are stored, that hold 0 to ``upper``."""
+    holds = {1: 1, 2: 3, 4: 15, 8: 255, 16: 2**15 - 1, 32: 2**31 - 1}
+    return next((bits for bits, most in holds.items() if upper <= most), 64)
 
 
 def memory_shape(layout: Layout) -> tuple[Size, ...]:

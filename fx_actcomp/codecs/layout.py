@@ -70,10 +70,10 @@ class Layout:
         for position, d in enumerate(self.order):
             inverse[d] = position
         x = y.permute(inverse)
-        if not self.dense and not self.expanded:
-            span = 1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
-            buffer = x.new_empty((span,))
-            return torch.as_strided_scatter(buffer, x, self.shape, self.stride).as_strided(self.shape, self.stride)
+        if not self.dense:
+            kept = [1 if d in self.expanded else n for d, n in enumerate(self.shape)]
+            span = 1 + sum((n - 1) * s for n, s in zip(kept, self.stride, strict=True))
+            x = torch.as_strided_scatter(x.new_empty((span,)), x, kept, self.stride).as_strided(kept, self.stride)
         return x.expand(self.shape) if self.expanded else x
 
     def spatial_order(self) -> tuple[int, ...]:

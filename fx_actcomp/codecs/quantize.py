@@ -83,7 +83,8 @@ class Quantize(Codec):
             positive = ((grouped - 0.5) * parts[1]).clamp_min(_smallest(layout.dtype))
             grouped = torch.where(grouped == 0, 0.0, positive)
         else:
-            grouped = parts[2] + grouped * parts[1]
+            most = torch.finfo(layout.dtype).max / 2  # halves, since high - low may be twice the largest number
+            grouped = (parts[2] / 2 + grouped * (parts[1] / 2)).clamp(-most, most) * 2
         return layout.from_memory(grouped.to(layout.dtype).view(shape))
 
     def _groups(self, memory: Tensor, layout: Layout, traits: Traits) -> tuple[Tensor, list[int]]:
@@ -92,9 +93,9 @@ class Quantize(Codec):
 
     def _encode(self, x: Tensor, dims: list[int]) -> tuple[Tensor, Tensor, Tensor]:
         low, high = x.amin(dims, keepdim=True), x.amax(dims, keepdim=True)
-        span = high / self.levels - low / self.levels  # in this order: high - low may overflow
+        span = high / self.levels - low / self.levels  # in this order, and below by halves: high - low may overflow
         scale = span.clamp_min(torch.finfo(x.dtype).tiny) + span * 0  # an infinity becomes NaN
-        codes = ((x - low) / scale).round().clamp(0, self.levels)
+        codes = ((x / 2 - low / 2) / scale * 2).round().clamp(0, self.levels)
         return codes, scale, low
 
     def _encode_sign_exact(self, x: Tensor, dims: list[int]) -> tuple[Tensor, Tensor]:
