@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -68,8 +67,7 @@ def main() -> None:
     for name in args.models or MODELS:
         for policy in args.policies:
             command = [sys.executable, __file__, "--arm", name, policy, "--compiler", args.compiler, "--steps", str(args.steps)]
-            environment = {**os.environ, **memory.ENVIRONMENT}
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=memory.environment())
             found = json.loads(done.stdout.splitlines()[-1])
             rows.append([name, policy, *(found[key] / MIB for key in ("saved", "forward", "peak"))])
             print(*rows[-1], file=sys.stderr, flush=True)

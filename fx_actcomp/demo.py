@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -136,14 +135,14 @@ def _in_own_process(policy: str, args: argparse.Namespace) -> Run:
     command = [sys.executable, "-m", "fx_actcomp", "demo", "--arm", "--policy", policy]
     command += ["--steps", str(args.steps), "--compiler", args.compiler]
     print(f"{policy}: compiling, then {args.steps} steps", file=sys.stderr, flush=True)
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env={**os.environ, **memory.ENVIRONMENT}, text=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=memory.environment(), text=True)
     return Run(**json.loads(done.stdout.splitlines()[-1]))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``demo``."""
     parser.add_argument("--policy", default="int8", choices=list(POLICIES), help="policy to compare with 'none'")
-    parser.add_argument("--steps", type=_at_least_two, default=60, help="training steps, 2 or more")
+    parser.add_argument("--steps", type=_at_least_two, default=40, help="training steps, 2 or more")
     parser.add_argument("--compiler", default="inductor", choices=COMPILERS)
     parser.add_argument("--arm", action="store_true", help=argparse.SUPPRESS)
 

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import torch
 
-ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-"""glibc's settings under which freed blocks leave the process at once, so that its size is what is really held."""
+
+def environment() -> dict[str, str]:
+    """The environment for a process to measure: glibc gives freed blocks back at once, so that its size is what it holds."""
+    return {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
 
 def mark(device: torch.device) -> None:

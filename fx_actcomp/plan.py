@@ -120,20 +120,24 @@ def _choose(
     first = unit[0]
     node = first.base if first.base in shared else first.name
     spatial = len(unit) == 1 and any(use.spatial for use in first.uses)
-    traits = Traits(all(s.sign_exact for s in unit), spatial, first.upper)
+    roles = {use.role for s in unit for use in s.uses} - {Role.DECISION, Role.SIZE}
+    convolved = spatial and roles == {Role.CONV_WEIGHT_GRAD}
+    traits = Traits(all(s.sign_exact for s in unit), spatial, convolved, first.upper)
     before = sum(s.nbytes for s in unit)
     reason = _why_alone(unit, before, wishes[first.name], settings, shared)
     codec: Codec | None = None
     after = before
-    if not reason:
-        codec, reason = _pick(unit, wishes[first.name].policy)
-    if codec is not None:
-        measured = measure(node, codec, traits)
+    refused = ""
+    candidates, note = ([], reason) if reason else _candidates(unit, wishes[first.name].policy)
+    for candidate in candidates:
+        measured = measure(node, candidate, traits)
         if isinstance(measured, int) and measured < before:
-            after = measured
-        else:
-            reason = measured if isinstance(measured, str) else f"{codec.name} would make {measured} bytes of its {before}"
-            codec = None
+            codec, after = candidate, measured
+            break
+        refused = refused or (
+            measured if isinstance(measured, str) else f"{candidate.name} would make {measured} bytes of its {before}"
+        )
+    reason = (note or refused) if codec is None or codec is not candidates[0] or note else ""
     name = codec.name if codec else None
     return [
         Choice(s, name, traits, reason, (after if s is first else 0) if codec else s.nbytes, node if codec else s.name)
@@ -163,26 +167,24 @@ def _why_alone(
     return obstacle or ""
 
 
-def _pick(unit: list[SavedActivation], policy: Policy) -> tuple[Codec | None, str]:
-    """The codec that the policy has for such tensors, or the reason why there is none."""
+def _candidates(unit: list[SavedActivation], policy: Policy) -> tuple[list[Codec], str]:
+    """The codecs that the policy has for such tensors, in its order; and why there is none, or not the one asked for."""
     first = unit[0]
     if first.kind in (Kind.MASK, Kind.INDEX):
         if not policy.exact:
-            return None, f"policy {policy.name!r} doesn't pack masks and indices"
-        return CODECS["bits" if first.kind is Kind.MASK else "narrow"], ""
+            return [], f"policy {policy.name!r} doesn't pack masks and indices"
+        return [CODECS["bits" if first.kind is Kind.MASK else "narrow"]], ""
     if policy.values is None:
-        return None, f"policy {policy.name!r} keeps values exact"
+        return [], f"policy {policy.name!r} keeps values exact"
     strictest = max((use for s in unit for use in s.uses), key=lambda use: MIN_BITS[use.role], default=None)
     needed = MIN_BITS[strictest.role] if strictest else 1
     if strictest is not None and needed >= EXACT_BITS:
-        return None, strictest.reason or strictest.role.value
-    wanted = codec_named(policy.values)
-    for name in (policy.values, *policy.fallbacks):
-        codec = codec_named(name)
-        if codec.bits is not None and codec.bits >= needed:
-            downgraded = codec is not wanted and strictest is not None
-            return codec, f"{wanted.name} has too few bits for: {strictest.role.value}" if strictest and downgraded else ""
-    return None, f"no codec of the policy has the {needed} bits that its uses ask for"
+        return [], strictest.reason or strictest.role.value
+    names = dict.fromkeys((policy.values, *policy.fallbacks))
+    enough = [codec for codec in map(codec_named, names) if codec.bits is not None and codec.bits >= needed]
+    if strictest is None or (enough and enough[0].name == policy.values):
+        return enough, ""
+    return enough, f"{policy.values} has too few bits for: {strictest.role.value}"
 
 
 def _settle_decisions(boundary: Boundary, choices: dict[str, Choice], settings: Settings) -> tuple[Pin, ...]:

@@ -71,6 +71,10 @@ POLICIES: dict[str, Policy] = {
     "lossless": Policy("lossless"),
     "int8": Policy("int8", "int8"),
     "int4": Policy("int4", "int4"),
+    "int2": Policy("int2", "int2"),
+    "pool2": Policy("pool2", "pool2", fallbacks=()),
+    "pool4": Policy("pool4", "pool4", fallbacks=()),
+    "division": Policy("division", "division"),
 }
 """The presets, by name."""
 

@@ -23,13 +23,9 @@ def test_an_untested_torch_warns_once(monkeypatch):
 
 
 def test_a_size_hint_adds_no_guard():
-    def double(x):
-        seen.append(_torch.size_hint(x.shape[0]))
-        return x * 2
-
     seen = []
 
-    def backend(gm, inputs):
+    def backend(gm, _):
         (placeholder,) = [n for n in gm.graph.nodes if n.op == "placeholder" and n.name.startswith("l_")]
         seen.append(_torch.size_hint(placeholder.meta["example_value"].shape[0]))
         return gm.forward

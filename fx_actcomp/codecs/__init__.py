@@ -7,10 +7,16 @@ from .base import Parts as Parts
 from .base import Traits as Traits
 from .bits import Bits, Narrow, Ternary
 from .layout import Layout as Layout
+from .pool import Division, Pool
 from .quantize import Quantize
 
 CODECS: dict[str, Codec] = {
-    codec.name: codec for codec in (Bits(), Ternary(), Narrow(), Quantize("int8", 8), Quantize("int4", 4))
+    codec.name: codec
+    for codec in (
+        *(Bits(), Ternary(), Narrow()),
+        *(Quantize("int8", 8), Quantize("int4", 4), Quantize("int2", 2), Quantize("int1", 1)),
+        *(Pool("pool2", 2), Pool("pool4", 4), Division()),
+    )
 }
 """Every codec; the ones with ``bits`` are lossy."""
 

@@ -21,11 +21,13 @@ class Traits:
     Attributes:
         sign_exact: Never negative, and ``x > 0`` must come back exactly as it was.
         spatial: Operand of a convolution, pooling or batch norm: its last dimensions are height and width.
+        convolved: Read by convolutions' weight gradients alone (decisions apart).
         upper: Inclusive bound on an integer tensor's values, none of which is negative.
     """
 
     sign_exact: bool = False
     spatial: bool = False
+    convolved: bool = False
     upper: int | None = None
 
 

@@ -73,7 +73,10 @@ def unpack(packed: Tensor, bits: int, shape: Sequence[Size]) -> Tensor:
     each = packed.shape[d]
     codes = codes.reshape(*packed.shape[:d], parts * each, *packed.shape[d + 1 :])
     size = shape[d]
-    return codes if isinstance(size, int) and size % parts == 0 else codes.narrow(d, 0, size)
+    if isinstance(size, int) and size % parts == 0:
+        return codes
+    # a copy: whether a slice is contiguous depends on whether anything was padded, which is not to be asked
+    return codes.narrow(d, 0, size).clone(memory_format=torch.contiguous_format)
 
 
 def packed_bytes(x: Tensor, bits: int) -> int:

@@ -76,10 +76,24 @@ class Layout:
             x = torch.as_strided_scatter(x.new_empty((span,)), x, kept, self.stride).as_strided(kept, self.stride)
         return x.expand(self.shape) if self.expanded else x
 
-    def spatial_order(self) -> tuple[int, ...]:
-        """Memory dimensions in the order in which a convolution's group grows: width, height, then channels, then batch."""
+    def restore(self, x: Tensor) -> Tensor:
+        """Give a tensor of the right shape the strides, too."""
+        for d in self.expanded:
+            x = x.narrow(d, 0, 1)
+        return self.from_memory(x.permute(self.order).contiguous())
+
+    def groups(self, spatial: bool, least: int) -> dict[int, Size]:
+        """How much of each dimension of the memory view a group takes; see :func:`group_blocks`.
+
+        Args:
+            spatial: Whether the last dimensions are height and width: then a group grows over width, height, channels, batch,
+                wherever these lie in memory. Else it grows from the innermost dimension in memory.
+            least: Fewest elements.
+        """
+        sizes = [1 if d in self.expanded else self.shape[d] for d in self.order]
         position = {d: p for p, d in enumerate(self.order)}
-        return tuple(position[d] for d in reversed(range(len(self.order))))
+        inner_first = reversed(range(len(self.order)))
+        return group_blocks(sizes, [position[d] for d in inner_first] if spatial else list(inner_first), least)
 
 
 def group_blocks(shape: Sequence[Size], grow: Sequence[int], least: int) -> dict[int, Size]:

@@ -14,7 +14,10 @@ from fx_actcomp.codecs import CODECS, Layout, Traits
 from fx_actcomp.codecs.layout import group_blocks, group_view
 from fx_actcomp.codecs.quantize import Quantize
 
-LOSSY = sorted(name for name, codec in CODECS.items() if codec.bits is not None)
+ANY_SHAPE = Layout.of(torch.empty(2, 3))
+LOSSY = sorted(name for name, codec in CODECS.items() if codec.bits is not None and codec.fits(ANY_SHAPE, Traits()) is None)
+"""Codecs for values of any shape; the ones for images alone have a file of their own."""
+
 SIGN_EXACT = sorted(name for name in LOSSY if CODECS[name].keeps_sign)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 TRAITS = [Traits(), Traits(spatial=True)]
@@ -155,7 +158,8 @@ def group_extreme(codec, x, traits, extreme):
     """For each element its group's minimum or maximum (``"amin"``, ``"amax"``), in the order of memory."""
     layout = Layout.of(x)
     held = layout.to_memory(x)
-    grow = layout.spatial_order() if traits.spatial else tuple(reversed(range(held.dim())))
+    inner_first = range(held.dim())[::-1]
+    grow = [layout.order.index(d) for d in inner_first] if traits.spatial else inner_first
     view, dims = group_view(held.double(), group_blocks(held.shape, grow, codec.group))
     return getattr(view, extreme)(dims, keepdim=True).expand_as(view).reshape(held.shape)
 
@@ -177,7 +181,7 @@ def quantize_bound(codec, x, traits):
     """What the docstring of ``Quantize`` states, and the rounding of the types that it computes in and restores to."""
     low = group_extreme(codec, x, traits, "amin").numpy()
     high = group_extreme(codec, x, traits, "amax").numpy()
-    levels = 2**codec.bits - 1
+    levels = 2**codec.bits - (1 if traits.sign_exact else 0)
     computed, restored = torch.finfo(torch.promote_types(x.dtype, torch.float32)), torch.finfo(x.dtype)
     step = high / levels - (0 if traits.sign_exact else low / levels)
     stated = np.where(step > computed.tiny, step / 2, computed.tiny)

@@ -83,11 +83,14 @@ def test_layouts_compare_and_hash():
     assert Layout.of(x) != Layout.of(x.t())
 
 
-def test_spatial_order_is_width_height_channels_batch_in_any_layout():
+def test_spatial_groups_grow_over_width_height_channels_batch_in_any_layout():
     x = torch.zeros(2, 3, 5, 7)
     for image in (x, x.contiguous(memory_format=torch.channels_last)):
         layout = Layout.of(image)
-        assert [layout.to_memory(image).shape[d] for d in layout.spatial_order()] == [7, 5, 3, 2]
+        for least, sizes in [(7, [7]), (8, [5, 7]), (36, [3, 5, 7]), (106, [2, 3, 5, 7])]:
+            taken = layout.groups(spatial=True, least=least)
+            assert sorted(taken.values()) == sizes
+            assert sorted(layout.order[d] for d in taken) == list(range(4 - len(sizes), 4))
 
 
 shapes = st.one_of(st.sampled_from(SHAPES), st.lists(st.integers(1, 40), min_size=1, max_size=5).map(tuple))
