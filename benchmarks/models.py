@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fx_actcomp.demo import GPT
+
 
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions and a skip."""
@@ -44,43 +46,6 @@ class ResNet18(nn.Module):
         """Mean cross entropy of images (N, 3, H, W) and labels (N,)."""
         h = self.blocks(F.relu(self.bn(self.stem(x))))
         return F.cross_entropy(self.fc(h.mean((2, 3))), labels)
-
-
-class Layer(nn.Module):
-    """Pre-norm attention and MLP."""
-
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        batch, length, width = x.shape
-        qkv = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, width // self.heads)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.dropout(self.proj(mixed.transpose(1, 2).reshape(batch, length, width)))
-        return x + self.dropout(self.down(F.gelu(self.up(self.norm2(x)))))
-
-
-class GPT(nn.Module):
-    """A small decoder on bytes."""
-
-    def __init__(self, layers: int = 4, width: int = 256, heads: int = 4, length: int = 256, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.tokens, self.positions = nn.Embedding(256, width), nn.Embedding(length, width)
-        self.layers = nn.ModuleList(Layer(width, heads, dropout) for _ in range(layers))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 256, bias=False)
-
-    def forward(self, ids: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross entropy of the next byte; ids and targets are (batch, length)."""
-        x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
-        for layer in self.layers:
-            x = layer(x)
-        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
 
 
 def resnet18(width: int = 32, batch: int = 64, seed: int = 0) -> tuple[nn.Module, tuple[Tensor, Tensor]]:

@@ -26,23 +26,24 @@ from .explain import report
 from .options import COMPILERS
 from .policy import POLICIES
 
-LENGTH, BATCH, WIDTH, LAYERS, HEADS, DROPOUT = 256, 12, 256, 4, 4, 0.1
+LENGTH, BATCH = 256, 12
 MIB = 2**20
 
 
 class Layer(nn.Module):
     """Pre-norm attention and MLP."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-        self.dropout = nn.Dropout(DROPOUT)
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """Take and give (batch, length, width)."""
-        q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, HEADS, WIDTH // HEADS)).permute(2, 0, 3, 1, 4)
+        q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.dropout(self.proj(mixed.transpose(1, 2).flatten(2)))
         out: Tensor = x + self.dropout(self.down(F.gelu(self.up(self.norm2(x)))))
@@ -50,17 +51,17 @@ class Layer(nn.Module):
 
 
 class GPT(nn.Module):
-    """A decoder on bytes."""
+    """A small decoder on bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: int = 4, width: int = 256, heads: int = 4, length: int = LENGTH, dropout: float = 0.1) -> None:
         super().__init__()
-        self.tokens, self.positions = nn.Embedding(256, WIDTH), nn.Embedding(LENGTH, WIDTH)
-        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 256, bias=False)
+        self.tokens, self.positions = nn.Embedding(256, width), nn.Embedding(length, width)
+        self.layers = nn.ModuleList(Layer(width, heads, dropout) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 256, bias=False)
 
     def forward(self, ids: Tensor, targets: Tensor) -> Tensor:
         """Mean cross entropy of the next byte; both (batch, length)."""
-        x = self.tokens(ids) + self.positions(torch.arange(LENGTH, device=ids.device))
+        x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
         for layer in self.layers:
             x = layer(x)
         return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
@@ -142,7 +143,7 @@ def _in_own_process(policy: str, args: argparse.Namespace) -> Run:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``demo``."""
     parser.add_argument("--policy", default="int8", choices=list(POLICIES), help="policy to compare with 'none'")
-    parser.add_argument("--steps", type=_at_least_two, default=40, help="training steps, 2 or more")
+    parser.add_argument("--steps", type=_at_least_two, default=30, help="training steps, 2 or more")
     parser.add_argument("--compiler", default="inductor", choices=COMPILERS)
     parser.add_argument("--arm", action="store_true", help=argparse.SUPPRESS)
 
