@@ -32,6 +32,7 @@ PRIVATE_NAMES = (
     "torch._inductor.list_mode_options",
     "torch._dynamo.backends.common.aot_autograd",
     "torch._dynamo.config.patch",
+    "torch._dynamo.source.ConstantSource",
     "torch._functorch.config.patch",
     "torch._functorch._aot_autograd.descriptors.SavedForBackwardsAOTOutput",
     "torch._functorch._aot_autograd.descriptors.SavedForBackwardsNoVcCheckAOTOutput",
@@ -131,6 +132,14 @@ def copy_dynamo_graph(gm: fx.GraphModule) -> fx.GraphModule:
             if hasattr(original, source):
                 setattr(copy, source, getattr(original, source))
     return copied
+
+
+def add_input(gm: fx.GraphModule, name: str) -> None:
+    """Append an input to a Dynamo graph; AOTAutograd asks every input where it comes from."""
+    with gm.graph.inserting_after(gm.graph.find_nodes(op="placeholder")[-1]):
+        node = gm.graph.placeholder(name)
+    node._dynamo_source = private("torch._dynamo.source.ConstantSource")(name)
+    gm.recompile()
 
 
 def compile_inductor(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 
 from torch import fx
@@ -11,15 +12,22 @@ from ._torch import annotate_nodes
 _KEY = "actcomp"
 
 
-def annotate(codec: str | None) -> AbstractContextManager[None]:
+def annotate(codec: str | Mapping[str, object] | None) -> AbstractContextManager[None]:
     """Mark what is computed inside, for the compiler: save these tensors with ``codec``.
 
     It stands above ``overrides``, which stand above the policy. Outside of ``torch.compile`` it does nothing.
 
     Args:
-        codec: A codec or policy name; None leaves the tensors alone.
+        codec: A codec or policy name, with or without parameters, as in ``overrides``; None leaves the tensors alone.
     """
-    return annotate_nodes({_KEY: codec if codec is not None else "none"})
+    if codec is None:
+        return annotate_nodes({_KEY: "none"})
+    if isinstance(codec, str):
+        return annotate_nodes({_KEY: codec})
+    # Dynamo traces this; the backend checks what it says
+    given = {str(key): str(value) for key, value in codec.items()}
+    name = given.pop("codec", "")
+    return annotate_nodes({_KEY: f"{name}:{','.join([f'{key}={value}' for key, value in given.items()])}"})
 
 
 def annotation(node: fx.Node) -> str | None:

@@ -13,7 +13,7 @@ from ._torch import compile_inductor, copy_dynamo_graph, is_fake, is_whole_graph
 from .annotate import annotation
 from .compile import compile_graph, trace_graph
 from .options import Settings, disabled, parse_options
-from .overrides import Overrides
+from .overrides import Overrides, check_codec
 from .partition import ActcompPartitioner
 from .plan import Plan
 from .report import Report
@@ -71,8 +71,13 @@ def _adopting(compiled: Callable[..., Any], session: Session) -> Callable[..., A
 
 
 def annotations_of(gm: fx.GraphModule) -> tuple[str, ...]:
-    """The annotations in a graph, in order: part of the cache key, since Inductor's key doesn't hold node metadata."""
-    return tuple(f"{i}:{mark}" for i, node in enumerate(gm.graph.nodes) if (mark := annotation(node)) is not None)
+    """The annotations in a graph, in order: part of the cache key, since Inductor's key doesn't hold node metadata.
+
+    Raises:
+        ValueError: One names no codec; the message lists what there is.
+    """
+    marks = [(i, annotation(node)) for i, node in enumerate(gm.graph.nodes)]
+    return tuple(f"{i}:{check_codec(mark, 'fx_actcomp.annotate')}" for i, mark in marks if mark is not None)
 
 
 def _rederive(gm: fx.GraphModule, settings: Settings, partitioner: ActcompPartitioner) -> Callable[[], list[Plan]]:

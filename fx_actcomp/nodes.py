@@ -150,6 +150,19 @@ def is_tangent(node: fx.Node) -> bool:
     return node.op == "placeholder" and node.name.startswith("tangents")
 
 
+def step_input(graph: fx.Graph) -> fx.Node:
+    """The step counter among a forward graph's inputs: the last one that the Dynamo graph had.
+
+    Raises:
+        ValueError: That isn't a whole number.
+    """
+    given: list[fx.Node] = [node for node in graph.find_nodes(op="placeholder") if node.name.startswith("primals")]
+    held = value(given[-1]) if given else None
+    if held is None or held.dtype is not torch.int64 or held.dim():
+        raise ValueError("stochastic rounding found no step counter among the graph's inputs")
+    return given[-1]
+
+
 def outputs(graph: fx.Graph) -> tuple[object, ...]:
     """What a graph returns."""
     (node,) = graph.find_nodes(op="output")

@@ -59,7 +59,7 @@ def parse_options(options: Mapping[str, Any] | None, mode: str | None = None) ->
             raise ValueError(f"unknown option {key!r}; there are: {', '.join(known)}")
     default = Settings()
     return Settings(
-        policy=policy_named(_expect(given, "policy", (str, os.PathLike, Policy), default.policy)),
+        policy=policy_named(_expect(given, "policy", (str, dict, os.PathLike, Policy), default.policy)),
         overrides=parse_overrides(given["overrides"]) if given.get("overrides") is not None else (),
         min_bytes=_at_least_zero(_expect(given, "min_bytes", (int,), default.min_bytes)),
         compiler=_one_of("compiler", _expect(given, "compiler", (str,), default.compiler), COMPILERS),

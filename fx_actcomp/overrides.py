@@ -6,13 +6,14 @@ import fnmatch
 import re
 from collections.abc import Mapping
 
-from .codecs import CODECS
+from .codecs import CODECS, codec_spec
 from .policy import POLICIES
 from .records import SavedActivation
 
 Overrides = tuple[tuple[str, str], ...]
-"""Pairs of pattern and codec or policy name, in the user's order; ``"none"`` leaves alone."""
+"""Pairs of pattern and codec or policy, in the user's order; ``"none"`` leaves alone."""
 
+_EXAMPLE = "{'codec': 'int4', 'group': 128}"
 _KINDS = ("exact", "re", "glob")
 
 
@@ -20,8 +21,8 @@ def parse_overrides(given: object) -> Overrides:
     """Check the ``overrides`` option.
 
     Raises:
-        TypeError: It isn't a mapping of strings to strings or None.
-        ValueError: A codec isn't known (the message lists them), or a regular expression can't be compiled.
+        TypeError: It isn't a mapping of patterns to codecs or None.
+        ValueError: A codec or a parameter isn't known (the message lists them), or a regular expression can't be compiled.
     """
     if not isinstance(given, Mapping):
         raise TypeError(f"overrides is {given!r}; expected a dict such as {{'layers.*': 'int4', 'head': None}}")
@@ -39,19 +40,25 @@ def parse_overrides(given: object) -> Overrides:
 
 
 def check_codec(codec: object, where: str) -> str:
-    """A codec or policy name, or None for ``"none"``.
+    """A codec or policy name, with or without parameters, a dict of these, or None for ``"none"`` -> its one spelling.
 
     Raises:
-        TypeError: It is neither a string nor None.
-        ValueError: There is none of that name; the message lists what there is.
+        TypeError: It is none of these.
+        ValueError: There is none of that name, or with such parameters; the message lists what there is.
     """
     if codec is None:
         return "none"
-    if not isinstance(codec, str):
-        raise TypeError(f"{where} is {codec!r}; expected the name of a codec, or None to leave alone")
-    if codec not in CODECS and codec not in POLICIES:
-        raise ValueError(f"{where}: unknown codec {codec!r}; there are: {', '.join(sorted({*CODECS, *POLICIES}))}, None")
-    return codec
+    if not isinstance(codec, (str, Mapping)):
+        raise TypeError(f"{where} is {codec!r}; expected a codec's name, a dict such as {_EXAMPLE}, or None to leave alone")
+    if isinstance(codec, str) and codec in POLICIES:
+        return codec
+    name = codec.partition(":")[0] if isinstance(codec, str) else codec.get("codec")
+    if isinstance(name, str) and name not in CODECS:
+        raise ValueError(f"{where}: unknown codec {name!r}; there are: {', '.join(sorted({*CODECS, *POLICIES}))}, None")
+    try:
+        return codec_spec(codec)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{where}: {error}") from error
 
 
 def find_override(overrides: Overrides, saved: SavedActivation) -> tuple[str, str] | None:

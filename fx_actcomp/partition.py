@@ -15,10 +15,11 @@ import torch
 from torch import fx
 
 from ._torch import CustomPartitionerFn, fake_mode, fake_mode_of, log_artifact, stock_partition
-from .codecs import Codec, Layout, Traits
+from .codecs import Codec, Layout, Noise, Traits, codec_named, codec_sources
 from .nodes import is_tangent, storage_base, stored_bytes, value
 from .options import Settings
 from .plan import Plan, make_plan
+from .policy import policy_of
 from .rewrite import apply_plan
 from .saved import Boundary, find_saved, saved_nodes
 from .session import note_failure, note_plan
@@ -34,6 +35,17 @@ class ActcompPartitioner(CustomPartitionerFn):
         self.settings = replace(settings, inductor={}, report=None)  # neither changes the graphs
         self.annotations = annotations
 
+    @property
+    def stochastic(self) -> bool:
+        """Whether some codec that may be chosen draws random numbers."""
+        return any(codec_named(spec).stochastic for spec in self._codecs())
+
+    def _codecs(self) -> set[str]:
+        """Every codec that the settings and annotations name, with its parameters."""
+        marks = [annotation.partition(":")[2] for annotation in self.annotations]
+        policies = [self.settings.policy, *map(policy_of, [*(name for _, name in self.settings.overrides), *marks])]
+        return {codec for policy in policies for codec in (policy.values, *policy.fallbacks) if codec is not None}
+
     def uuid(self) -> str:
         """The cache key: settings, annotations of the graph and our own sources; the same on every machine."""
         settings = self.settings
@@ -43,6 +55,7 @@ class ActcompPartitioner(CustomPartitionerFn):
             "min_bytes": settings.min_bytes,
             "annotations": self.annotations,
             "sources": _own_sources(),
+            "codecs": codec_sources(self._codecs()),
         }
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
@@ -135,16 +148,23 @@ def plan_boundary(forward: fx.Graph, backward: fx.Graph, boundary: Boundary, set
 def measure_codec(codec: Codec, traits: Traits, x: torch.Tensor) -> int:
     """Bytes of the parts that a codec makes of a fake tensor, symbolic sizes as seen at compile time."""
     if all(isinstance(number, int) for number in (*x.shape, *x.stride())):
-        return _measured(codec, traits, tuple(x.shape), tuple(x.stride()), x.dtype)
+        return _measured(codec.name, type(codec), traits, tuple(x.shape), tuple(x.stride()), x.dtype)
     with fake_mode_of(x):
-        return sum(stored_bytes(part) for part in codec.compress(x, traits))
+        return _made(codec, traits, x)
 
 
 @functools.lru_cache(maxsize=4096)
-def _measured(codec: Codec, traits: Traits, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> int:
+def _measured(
+    name: str, kind: type[Codec], traits: Traits, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype
+) -> int:  # a codec's name and class tell it from every other, and it needn't be hashable
+    assert isinstance(codec_named(name), kind)
     with fake_mode():
-        parts = codec.compress(torch.empty_strided(shape, stride, dtype=dtype), traits)
-        return sum(stored_bytes(part) for part in parts)
+        return _made(codec_named(name), traits, torch.empty_strided(shape, stride, dtype=dtype))
+
+
+def _made(codec: Codec, traits: Traits, x: torch.Tensor) -> int:
+    noise = Noise(torch.zeros((), dtype=torch.int64, device=x.device), 0)
+    return sum(stored_bytes(part) for part in codec.compress(x, replace(traits, noise=noise)))
 
 
 def _shared_storages(forward: fx.Graph, backward: fx.Graph, boundary: Boundary) -> dict[str, str | None]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from .codecs import CODECS, Codec, Traits, codec_named
 from .options import Settings
 from .overrides import find_override
-from .policy import POLICIES, Policy
+from .policy import Policy, policy_of
 from .records import ALIVE_ANYWAY, EXACT_BITS, MIN_BITS, Decision, Kind, Role, SavedActivation
 from .saved import Boundary
 
@@ -98,11 +98,7 @@ def _wish(saved: SavedActivation, settings: Settings) -> _Wish:
     override = find_override(settings.overrides, saved)
     pattern = override[0] if override else ""
     name = saved.annotation or (override[1] if override else None)
-    if name is None:
-        return _Wish(settings.policy)
-    if name in POLICIES:
-        return _Wish(POLICIES[name], pattern)
-    return _Wish(Policy(name, name if codec_named(name).bits is not None else None), pattern)
+    return _Wish(settings.policy if name is None else policy_of(name), pattern)
 
 
 def _units(saved: tuple[SavedActivation, ...], shared: Mapping[str, str | None]) -> list[list[SavedActivation]]:
@@ -120,9 +116,9 @@ def _choose(
     first = unit[0]
     node = first.base if first.base in shared else first.name
     spatial = len(unit) == 1 and any(use.spatial for use in first.uses)
-    roles = {use.role for s in unit for use in s.uses} - {Role.DECISION, Role.SIZE}
-    convolved = spatial and roles == {Role.CONV_WEIGHT_GRAD}
-    traits = Traits(all(s.sign_exact for s in unit), spatial, convolved, first.upper)
+    roles = frozenset(use.role for s in unit for use in s.uses) - {Role.DECISION, Role.SIZE}
+    pointwise = all(use.pointwise for s in unit for use in s.uses if use.role is Role.CONV_WEIGHT_GRAD)
+    traits = Traits(all(s.sign_exact for s in unit), spatial, roles, pointwise=pointwise, upper=first.upper)
     before = sum(s.nbytes for s in unit)
     reason = _why_alone(unit, before, wishes[first.name], settings, shared)
     codec: Codec | None = None
@@ -137,7 +133,7 @@ def _choose(
         refused = refused or (
             measured if isinstance(measured, str) else f"{candidate.name} would make {measured} bytes of its {before}"
         )
-    reason = (note or refused) if codec is None or codec is not candidates[0] or note else ""
+    reason = (refused or note) if codec is None or codec is not candidates[0] or note else ""
     name = codec.name if codec else None
     return [
         Choice(s, name, traits, reason, (after if s is first else 0) if codec else s.nbytes, node if codec else s.name)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .codecs import CODECS, codec_named
+from .codecs import CODECS, Spec, codec_named, codec_spec
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,9 @@ class Policy:
 
     Attributes:
         name: What a report calls it.
-        values: Codec for floating-point values; None leaves them alone. Where a use asks for more bits than the codec has,
-            the next codec of ``fallbacks`` that has them is taken.
+        values: Codec for floating-point values, with its parameters (see :func:`fx_actcomp.codecs.codec_spec`); None leaves
+            them alone. Where a use asks for more bits than the codec has, the next codec of ``fallbacks`` that has them is
+            taken.
         exact: Whether masks are packed, indices narrowed and values that only serve decisions replaced by these, all of
             which changes no bit of any gradient.
         fallbacks: Codecs for uses that ask for more bits, fewest bits first.
@@ -34,6 +35,8 @@ class Policy:
     fallbacks: tuple[str, ...] = ("int8",)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "values", None if self.values is None else codec_spec(self.values))
+        object.__setattr__(self, "fallbacks", tuple(map(codec_spec, self.fallbacks)))
         for codec in (self.values, *self.fallbacks):
             if codec is not None and codec_named(codec).bits is None:
                 lossy = [name for name, known in CODECS.items() if known.bits is not None]
@@ -51,14 +54,14 @@ class Policy:
             ValueError: A key or a value is not one of a policy's; the message lists what there is.
         """
         kinds: dict[str, tuple[type, ...]] = {
-            "name": (str,), "values": (str, type(None)), "exact": (bool,), "fallbacks": (list, tuple),
+            "name": (str,), "values": (str, dict, type(None)), "exact": (bool,), "fallbacks": (list, tuple),
         }  # fmt: skip
         for key, given in data.items():
             if key not in kinds:
                 raise ValueError(f"unknown policy key {key!r}; there are: {', '.join(kinds)}")
             if not isinstance(given, kinds[key]):
                 raise ValueError(f"policy key {key!r} is {given!r}; expected {' or '.join(k.__name__ for k in kinds[key])}")
-        known = {**data, "fallbacks": tuple(map(str, _sequence(data.get("fallbacks", ("int8",)))))}
+        known = {**data, "fallbacks": tuple(_sequence(data.get("fallbacks", ("int8",))))}
         return Policy(**{"name": "custom", **known})  # type: ignore[arg-type] # checked above
 
 
@@ -72,6 +75,7 @@ POLICIES: dict[str, Policy] = {
     "int8": Policy("int8", "int8"),
     "int4": Policy("int4", "int4"),
     "int2": Policy("int2", "int2"),
+    "fp8": Policy("fp8", "fp8"),
     "pool2": Policy("pool2", "pool2", fallbacks=()),
     "pool4": Policy("pool4", "pool4", fallbacks=()),
     "division": Policy("division", "division"),
@@ -79,21 +83,39 @@ POLICIES: dict[str, Policy] = {
 """The presets, by name."""
 
 
-def policy_named(given: str | os.PathLike[str] | Policy) -> Policy:
-    """A preset's name, a path to a ``.toml`` or ``.json`` policy file, or a policy itself -> the policy.
+def policy_of(codec: Spec) -> Policy:
+    """The policy of a preset's or codec's name: that preset, with the parameters that the name carries; or the codec's own.
 
     Raises:
+        TypeError: A dict isn't a codec's.
+        ValueError: The name or a parameter is unknown; the message lists what there is.
+    """
+    if isinstance(codec, str) and codec in POLICIES:
+        return POLICIES[codec]
+    spec = codec_spec(codec)
+    preset = POLICIES.get(spec.partition(":")[0])
+    if preset is not None:
+        return preset if spec == preset.name else dataclasses.replace(preset, name=spec, values=spec)
+    return Policy(spec, spec if codec_named(spec).bits is not None else None)
+
+
+def policy_named(given: Spec | os.PathLike[str] | Policy) -> Policy:
+    """A preset's or codec's name, a path to a ``.toml`` or ``.json`` policy file, or a policy itself -> the policy.
+
+    Raises:
+        TypeError: A dict isn't a codec's.
         ValueError: There is no such preset (the message lists them), or the file isn't a policy.
         FileNotFoundError: There is no such file.
     """
     if isinstance(given, Policy):
         return given
-    if isinstance(given, str) and given in POLICIES:
-        return POLICIES[given]
+    if isinstance(given, Mapping) or (isinstance(given, str) and given.partition(":")[0] in {*POLICIES, *CODECS}):
+        return policy_of(given)
     path = Path(given)
     if path.suffix not in (".toml", ".json"):
         raise ValueError(
-            f"unknown policy {str(given)!r}; there are: {', '.join(POLICIES)}, a Policy, or a path to a .toml or .json file"
+            f"unknown policy {str(given)!r}; there are: {', '.join({**POLICIES, **CODECS})}, a Policy, or a path to a .toml or "
+            ".json file"
         )
     text = path.read_text(encoding="utf-8")
     try:

@@ -72,6 +72,7 @@ class Use:
         role: The row of the allow-table.
         reason: Why, where the role forbids lossy values.
         spatial: Whether the user works over height and width (convolution, pooling, batch norm).
+        pointwise: Whether it is a convolution of 1x1 with stride 1 and no padding.
     """
 
     op: str
@@ -79,6 +80,7 @@ class Use:
     role: Role
     reason: str = ""
     spatial: bool = False
+    pointwise: bool = False
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,17 @@ where the values are exact, and crosses packed.
 from __future__ import annotations
 
 import copy
+import re
+import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from torch import fx
+from torch import Tensor, fx
 
 from ._torch import saved_output_descriptor, saved_without_version_check
-from .codecs import Layout, Traits, codec_named
-from .nodes import aliases, is_symbol, outputs, value
+from .codecs import Layout, Noise, Parts, Traits, codec_named
+from .contract import contract
+from .nodes import aliases, is_symbol, outputs, step_input, value
 from .plan import Choice, Pin, Plan
 from .saved import pair_saved
 from .splice import insert, trace
@@ -67,12 +70,23 @@ class _Editor:
         unit = next(node for node in self.forward.nodes if node.name == choice.unit)
         placeholders = [self.placeholders[member.saved.name] for member in members]
         parts = self._save(unit, choice.codec or "", choice.traits, _after_last_use(unit))
+        if codec_named(choice.codec or "").contracts(choice.traits):
+            self._contract(choice, unit, parts)
+            return
         first = _first_user(placeholders)
         restored = self._restore(parts, unit, choice.codec or "", choice.traits, first)
         for member, placeholder in zip(members, placeholders, strict=True):
             viewed = self._replay(next(n for n in self.forward.nodes if n.name == member.saved.name), unit, restored, first)
             placeholder.replace_all_uses_with(viewed)
             self.slots[member.saved.name] = parts if member is choice else []
+
+    def _contract(self, choice: Choice, unit: fx.Node, parts: list[Slot]) -> None:
+        """Take the weight gradients from the parts themselves; nothing is restored."""
+        held = value(unit)
+        assert held is not None
+        for user in list(self.placeholders[choice.saved.name].users):
+            contract(user, [slot.backward for slot in parts], codec_named(choice.codec or ""), Layout.of(held))
+        self.slots[choice.saved.name] = parts
 
     def pin(self, pin: Pin) -> None:
         """Move a decision to forward."""
@@ -86,12 +100,18 @@ class _Editor:
 
     def _save(self, node: fx.Node, codec: str, traits: Traits, before: fx.Node) -> list[Slot]:
         """Compress a forward node; make the backward placeholders of its parts."""
-        traced = trace(lambda x: codec_named(codec).compress(x, traits), [node])
-        made = insert(traced, self.forward, [node], before, node)
+        inputs = [node, step_input(self.forward)] if codec_named(codec).stochastic else [node]
+        salt = zlib.crc32(node.name.encode())
+
+        def compress(x: Tensor, *step: Tensor) -> Parts:
+            noise = Noise(step[0], salt) if step else None
+            return codec_named(codec).compress(x, replace(traits, noise=noise))
+
+        made = insert(trace(compress, inputs), self.forward, inputs, before, node)
         slots = []
         for i, part in enumerate(made):
             with self.backward.inserting_before(next(iter(self.backward.nodes))):
-                placeholder = self.backward.placeholder(self._unused(f"{node.name}_{codec}_{i}"))
+                placeholder = self.backward.placeholder(self._unused(f"{node.name}_{re.sub(r'[^0-9A-Za-z]', '_', codec)}_{i}"))
             placeholder.meta.update({key: part.meta[key] for key in ("val", "tensor_meta") if key in part.meta})
             if saved_without_version_check(node):
                 part.meta.update(saved_without_version_check(node))

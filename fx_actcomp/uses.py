@@ -162,7 +162,7 @@ def _meets_gradient(node: fx.Node, user: fx.Node, positions: list[int], placehol
         return Use(op, module, Role.EXACT, f"{op} compares inside")
     if name == "aten.convolution_backward":
         role = Role.CONV_WEIGHT_GRAD if positions == [1] else Role.PRODUCT
-        return Use(op, module, role, spatial=spatial)
+        return Use(op, module, role, spatial=spatial, pointwise=node is placeholder and _is_pointwise(user))
     if name in rules.MATMULS:
         role = Role.WEIGHT_GRAD if _ends_as_gradient(user) else Role.PRODUCT
         return Use(op, module, role)
@@ -181,6 +181,14 @@ def _meets_gradient(node: fx.Node, user: fx.Node, positions: list[int], placehol
     if (reason := rules.EXACT.get(name)) is not None:
         return Use(op, module, Role.EXACT, f"{op}: {reason}")
     return Use(op, module, Role.UNKNOWN, f"use in {op} not known")
+
+
+def _is_pointwise(convolution: fx.Node) -> bool:
+    """Whether a convolution's backward is that of a 1x1 with stride 1, no padding and nothing else that moves its input."""
+    _, _, weight, _, stride, padding, _, transposed, _, _, _ = convolution.args
+    held = value(weight) if isinstance(weight, fx.Node) else None
+    kernel = list(held.shape[2:]) if held is not None else []
+    return kernel == [1] * len(kernel) == stride and padding == [0] * len(kernel) and not transposed
 
 
 def _positions(node: fx.Node, user: fx.Node) -> list[int]:

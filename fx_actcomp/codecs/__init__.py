@@ -1,32 +1,13 @@
-"""The codecs, by name. A new one is a class with three methods (``base.Codec``) and a line here."""
-
-from __future__ import annotations
+"""The codecs, by name. A new one is a class with three methods (``base.Codec``) and a line in ``registry.py``."""
 
 from .base import Codec as Codec
 from .base import Parts as Parts
 from .base import Traits as Traits
-from .bits import Bits, Narrow, Ternary
 from .layout import Layout as Layout
-from .pool import Division, Pool
-from .quantize import Quantize
-
-CODECS: dict[str, Codec] = {
-    codec.name: codec
-    for codec in (
-        *(Bits(), Ternary(), Narrow()),
-        *(Quantize("int8", 8), Quantize("int4", 4), Quantize("int2", 2), Quantize("int1", 1)),
-        *(Pool("pool2", 2), Pool("pool4", 4), Division()),
-    )
-}
-"""Every codec; the ones with ``bits`` are lossy."""
-
-
-def codec_named(name: str) -> Codec:
-    """Look up a codec.
-
-    Raises:
-        ValueError: There is none of that name; the message lists what there is.
-    """
-    if name not in CODECS:
-        raise ValueError(f"unknown codec {name!r}; there are: {', '.join(sorted(CODECS))}")
-    return CODECS[name]
+from .noise import Noise as Noise
+from .registry import CODECS as CODECS
+from .registry import Spec as Spec
+from .registry import codec_named as codec_named
+from .registry import codec_sources as codec_sources
+from .registry import codec_spec as codec_spec
+from .registry import register_codec as register_codec

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import abc
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from torch import Tensor
 
+from ..records import Role
 from .layout import Layout
+from .noise import Noise
 
 Parts = tuple[Tensor, ...]
 """What is saved instead of the tensor."""
@@ -21,14 +23,23 @@ class Traits:
     Attributes:
         sign_exact: Never negative, and ``x > 0`` must come back exactly as it was.
         spatial: Operand of a convolution, pooling or batch norm: its last dimensions are height and width.
-        convolved: Read by convolutions' weight gradients alone (decisions apart).
+        roles: What backward does with the values (decisions and sizes apart).
+        pointwise: Whether these convolutions are 1x1 with stride 1 and no padding.
         upper: Inclusive bound on an integer tensor's values, none of which is negative.
+        noise: Random numbers, for a codec that is ``stochastic``; there while it compresses.
     """
 
     sign_exact: bool = False
     spatial: bool = False
-    convolved: bool = False
+    roles: frozenset[Role] = frozenset()
+    pointwise: bool = False
     upper: int | None = None
+    noise: Noise | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def convolved(self) -> bool:
+        """Whether convolutions' weight gradients alone read it."""
+        return self.spatial and self.roles == {Role.CONV_WEIGHT_GRAD}
 
 
 class Codec(abc.ABC):
@@ -36,6 +47,8 @@ class Codec(abc.ABC):
 
     ``compress`` and ``decompress`` are plain Python functions of ATen operators; they are traced into the graphs, so that
     the compiler fuses them into the tensor's producer and consumers. They may not branch on values.
+
+    A codec that is a dataclass has parameters: its fields that have a default, ``name`` and ``bits`` apart.
 
     Attributes:
         name: What users write in a policy or an override.
@@ -47,6 +60,11 @@ class Codec(abc.ABC):
     bits: int | None
     keeps_sign: ClassVar[bool] = False
 
+    @property
+    def stochastic(self) -> bool:
+        """Whether ``compress`` draws from ``Traits.noise``."""
+        return False
+
     @abc.abstractmethod
     def fits(self, layout: Layout, traits: Traits) -> str | None:
         """Say why it can't take such a tensor, as a phrase a person can read; None where it can."""
@@ -54,6 +72,20 @@ class Codec(abc.ABC):
     @abc.abstractmethod
     def compress(self, x: Tensor, traits: Traits) -> Parts:
         """Compress ``x``, in forward."""
+
+    def contracts(self, traits: Traits) -> bool:  # noqa: ARG002 - a codec's signature
+        """Whether weight gradients of pointwise convolutions are taken from small tensors: see :meth:`contract`."""
+        return False
+
+    def contract(self, gradient: Tensor, parts: Parts, layout: Layout) -> tuple[Tensor, Tensor]:
+        """Shrink a convolution's output gradient and its compressed input to the small pair with the same weight gradient.
+
+        Args:
+            gradient: The gradient of the pointwise convolution's output, (N, C_out, *space).
+            parts: What ``compress`` made of its input.
+            layout: The input's layout.
+        """
+        raise NotImplementedError(f"codec {self.name!r} contracts nothing")
 
     @abc.abstractmethod
     def decompress(self, parts: Parts, layout: Layout, traits: Traits) -> Tensor:

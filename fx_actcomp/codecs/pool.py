@@ -10,7 +10,7 @@ longer to make up for it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from .base import Codec, Parts, Traits
 from .bits import pack, unpack
 from .layout import Layout
-from .quantize import computed_in, refusal, smallest
+from .quantize import Quantize, computed_in, refusal, smallest
 
 
 def _windows(x: Tensor, sides: Sequence[int]) -> tuple[Tensor, list[int]]:
@@ -58,23 +58,50 @@ def _image(name: str, layout: Layout) -> str | None:
     return None if all(isinstance(n, int) for n in layout.shape) else f"codec {name!r} takes no symbolic sizes"
 
 
+def _counted(values: Tensor, traits: Traits) -> Tensor:
+    """The elements that a window's mean is over: the positive ones, where x >= 0 is proved; else all."""
+    return (values > 0) | values.isnan() if traits.sign_exact else torch.ones_like(values, dtype=torch.bool)
+
+
+def _pack_mask(counted: Tensor, traits: Traits) -> Parts:
+    return (pack(counted.to(torch.uint8).contiguous(), 1),) if traits.sign_exact else ()
+
+
+def _masked(values: Tensor, mask: Parts, layout: Layout) -> Tensor:
+    """Zeros where they were, positives positive; ``values`` themselves where there is no mask."""
+    if mask:
+        positive = unpack(mask[0], 1, layout.shape).to(torch.bool)
+        values = torch.where(positive, values.clamp_min(smallest(layout.dtype)), 0.0)
+    return layout.restore(values.to(layout.dtype))
+
+
 @dataclass(frozen=True)
 class Pool(Codec):
     """Average over non-overlapping windows of ``side`` along each dimension of space, expanded to the nearest in backward.
 
-    Each value comes back as its window's mean, so the error is at most the window's range. Where x >= 0 is proved, the mean is
-    over the positive entries and a mask of one bit an element keeps zeros exactly zero and positives positive.
+    Each value comes back as its window's mean, so the error is at most the window's range (``means="int8"`` adds the bound of
+    ``int8`` on the means). Where x >= 0 is proved, the mean is over the positive entries and a mask of one bit an element
+    keeps zeros exactly zero and positives positive.
+
+    A pointwise convolution's weight gradient needs no expansion where there is no mask: with P the means and S the windows'
+    sums, ``<expand(P x), g> = <P x, S g>``, so ``dW = (S dY)^T P(x)``, side**2 times fewer operations in two dimensions.
 
     Attributes:
         name: ``pool2`` or ``pool4``.
         side: Side of a window.
+        means: ``"exact"`` stores the means in the type of x, ``"int8"`` in 8-bit codes.
     """
 
     name: str
     side: int
+    means: str = "exact"
 
-    bits: int | None = 1
+    bits: int | None = field(default=1, init=False)
     keeps_sign: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.means not in ("exact", "int8"):
+            raise ValueError(f"means is {self.means!r}; there are: exact, int8")
 
     def fits(self, layout: Layout, traits: Traits) -> str | None:
         """Only what is read by convolutions' weight gradients alone."""
@@ -83,20 +110,38 @@ class Pool(Codec):
         return _image(self.name, layout)
 
     def compress(self, x: Tensor, traits: Traits) -> Parts:
-        """The means, and the mask where there is one."""
+        """The means, or their codes, scales and minima; and the mask where there is one."""
         values = x.to(computed_in(x.dtype))
-        counted = (values > 0) | values.isnan() if traits.sign_exact else torch.ones_like(values, dtype=torch.bool)
+        counted = _counted(values, traits)
         means = _window_means(values, counted.to(values.dtype), [self.side] * (x.dim() - 2)).to(x.dtype)
-        return (means, pack(counted.to(torch.uint8).contiguous(), 1)) if traits.sign_exact else (means,)
+        coded = (means,) if self.means == "exact" else _CODED.compress(means, Traits(spatial=True))
+        return (*coded, *_pack_mask(counted, traits))
 
     def decompress(self, parts: Parts, layout: Layout, traits: Traits) -> Tensor:
         """Each window's mean at each of its places."""
-        space = [int(n) for n in layout.shape[2:]]
-        values = _expand(parts[0], [self.side] * len(space), space)
-        if traits.sign_exact:
-            positive = unpack(parts[1], 1, layout.shape).to(torch.bool)
-            values = torch.where(positive, values.clamp_min(smallest(layout.dtype)), 0.0)
-        return layout.restore(values.to(layout.dtype))
+        sides = [self.side] * (len(layout.shape) - 2)
+        values = _expand(self._means(parts, layout), sides, [int(n) for n in layout.shape[2:]])
+        return _masked(values, parts[-1:] if traits.sign_exact else (), layout)
+
+    def contracts(self, traits: Traits) -> bool:
+        """Where every use is a pointwise convolution and no mask varies within a window."""
+        return traits.pointwise and not traits.sign_exact
+
+    def contract(self, gradient: Tensor, parts: Parts, layout: Layout) -> tuple[Tensor, Tensor]:
+        """The windows' sums of the gradient, and the means."""
+        cut, dims = _windows(gradient.to(computed_in(gradient.dtype)), [self.side] * (gradient.dim() - 2))
+        return cut.sum(dims).to(gradient.dtype), self._means(parts, layout)
+
+    def _means(self, parts: Parts, layout: Layout) -> Tensor:
+        if self.means == "exact":
+            return parts[0]
+        shape = [*layout.shape[:2], *(-(-int(n) // self.side) for n in layout.shape[2:])]
+        with torch.device("meta"):
+            pooled = Layout.of(torch.empty(shape, dtype=layout.dtype))
+        return _CODED.decompress(parts[:3], pooled, Traits(spatial=True))
+
+
+_CODED = Quantize("int8", 8)
 
 
 @dataclass(frozen=True)
@@ -116,7 +161,7 @@ class Division(Codec):
     name: str = "division"
     side: int = 8
 
-    bits: int | None = 2
+    bits: int | None = field(default=2, init=False)
     keeps_sign: ClassVar[bool] = True
 
     def fits(self, layout: Layout, traits: Traits) -> str | None:
@@ -129,7 +174,7 @@ class Division(Codec):
         """Means, codes, scales, and the mask where there is one."""
         values = x.to(computed_in(x.dtype))
         sides = [min(self.side, int(n)) for n in x.shape[2:]]
-        counted = (values > 0) | values.isnan() if traits.sign_exact else torch.ones_like(values, dtype=torch.bool)
+        counted = _counted(values, traits)
         means = _window_means(values, counted.to(values.dtype), sides).to(torch.bfloat16)
         rest = (values - _expand(means.to(values.dtype), sides, list(x.shape[2:]))) * counted
         space = list(range(2, x.dim()))
@@ -138,10 +183,10 @@ class Division(Codec):
         scale = torch.where(scale.isfinite(), scale.clamp_min(torch.finfo(values.dtype).tiny), torch.nan)
         low, scale = low.to(torch.bfloat16), scale.to(torch.bfloat16)
         steps = (rest - low.to(values.dtype)) / scale.to(values.dtype)
-        parts = (means, pack(steps.floor().clamp(0, 3).to(torch.uint8).contiguous(), 2), scale, low)
-        return (*parts, pack(counted.to(torch.uint8).contiguous(), 1)) if traits.sign_exact else parts
+        codes = pack(steps.floor().clamp(0, 3).to(torch.uint8).contiguous(), 2)
+        return (means, codes, scale, low, *_pack_mask(counted, traits))
 
-    def decompress(self, parts: Parts, layout: Layout, traits: Traits) -> Tensor:
+    def decompress(self, parts: Parts, layout: Layout, traits: Traits) -> Tensor:  # noqa: ARG002 - a codec's signature
         """Mean plus residual."""
         space = [int(n) for n in layout.shape[2:]]
         dtype = computed_in(layout.dtype)
@@ -149,8 +194,4 @@ class Division(Codec):
         rest = low + (unpack(parts[1], 2, layout.shape).to(dtype) + 0.5) * scale
         values = _expand(means, [min(self.side, n) for n in space], space) + rest
         most = torch.finfo(layout.dtype).max
-        values = values.clamp(-most, most)
-        if traits.sign_exact:
-            positive = unpack(parts[4], 1, layout.shape).to(torch.bool)
-            values = torch.where(positive, values.clamp_min(smallest(layout.dtype)), 0.0)
-        return layout.restore(values.to(layout.dtype))
+        return _masked(values.clamp(-most, most), parts[4:], layout)

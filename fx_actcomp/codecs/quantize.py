@@ -19,6 +19,8 @@ from .base import Codec, Parts, Traits
 from .bits import memory_shape, pack, packing_dim, unpack
 from .layout import Layout, group_view
 
+ROUNDINGS = ("nearest", "stochastic")
+
 
 @dataclass(frozen=True)
 class Quantize(Codec):
@@ -31,6 +33,13 @@ class Quantize(Codec):
     * sign-exact, where x >= 0 is proved: ``s = hi / (2**bits - 1)``, code 0 is exactly 0, ``q = ceil(x / s)``,
       ``x' = (q - 1/2) s``; ``|x' - x| <= s / 2`` and ``(x' > 0) == (x > 0)``.
 
+    Stochastic rounding needs two codes around every value, so there the codes stand on the ends of the range:
+
+    * asymmetric: ``s = (hi - lo) / (2**bits - 1)``, ``x' = lo + q s``, q the floor of ``(x - lo) / s`` or one more, the
+      latter as often as the fraction says; ``|x' - x| <= s`` and ``E[x'] = x``;
+    * sign-exact: ``s = hi / (2**bits - 2)``, code 0 is exactly 0, ``x' = (q - 1) s``, code 1 the smallest positive number;
+      ``|x' - x| <= s``, ``E[x'] = x`` up to that number, and ``(x' > 0) == (x > 0)``. One bit has no codes for it.
+
     For a range below the smallest normal number the bound is that number; a constant comes back as it was. A group with an
     infinity or a NaN comes back as NaN (sign-exact: its zeros as 0, all else as the infinity or NaN), so an overflow stays
     visible to a ``GradScaler``; other groups are unharmed.
@@ -42,16 +51,31 @@ class Quantize(Codec):
         name: ``int8``, ``int4``, ...
         bits: Bits a code: 1, 2, 4 or 8.
         group: Fewest elements of a group; see :func:`~fx_actcomp.codecs.layout.group_blocks`.
+        rounding: ``"nearest"`` or ``"stochastic"``. The former has half the error and a bias, the latter none.
     """
 
     name: str
     bits: int
     group: int = 256
+    rounding: str = "nearest"
 
     keeps_sign: ClassVar[bool] = True
 
-    def fits(self, layout: Layout, traits: Traits) -> str | None:  # noqa: ARG002 - a codec's signature
+    def __post_init__(self) -> None:
+        if self.group < 1:
+            raise ValueError(f"group is {self.group}; expected 1 or more elements (at least 128 pay)")
+        if self.rounding not in ROUNDINGS:
+            raise ValueError(f"rounding is {self.rounding!r}; there are: {', '.join(ROUNDINGS)}")
+
+    @property
+    def stochastic(self) -> bool:
+        """Whether it draws random numbers."""
+        return self.rounding == "stochastic"
+
+    def fits(self, layout: Layout, traits: Traits) -> str | None:
         """Only floating-point tensors with elements; below 4 bits, with a known size to cut into a byte's parts."""
+        if self.bits == 1 and self.stochastic and traits.sign_exact:
+            return f"codec {self.name!r} has one code for positive values: none to round to at random"
         sizes = memory_shape(layout)
         if self.bits < 4 and sizes and not isinstance(sizes[packing_dim(sizes, 8 // self.bits)], int):
             return f"codec {self.name!r} needs a dimension of known size that {8 // self.bits} parts waste little of"
@@ -68,7 +92,14 @@ class Quantize(Codec):
         memory = layout.to_memory(x)
         values, dims = self._groups(memory.to(computed_in(x.dtype)), layout, traits)
         encode = self._encode_sign_exact if traits.sign_exact else self._encode
-        codes, *metadata = encode(values, dims)
+        steps, *metadata = encode(values, dims, self._divisions(traits))
+        if self.stochastic:
+            codes = self._rounded(steps, traits)
+        else:
+            codes = steps.ceil() if traits.sign_exact else steps.floor()
+        codes = codes.clamp(1 if traits.sign_exact else 0, self.levels)
+        if traits.sign_exact:  # NaN steps, of an infinity or a NaN: the largest code
+            codes = torch.where(values <= 0, 0.0, torch.where(steps.isnan(), self.levels, codes))
         return (pack(codes.to(torch.uint8).view(memory.shape), self.bits), *metadata)
 
     def decompress(self, parts: Parts, layout: Layout, traits: Traits) -> Tensor:
@@ -77,29 +108,41 @@ class Quantize(Codec):
         codes = unpack(parts[0], self.bits, shape).to(parts[1].dtype)
         grouped, _ = self._groups(codes, layout, traits)
         if traits.sign_exact:
-            positive = ((grouped - 0.5) * parts[1]).clamp_min(smallest(layout.dtype))
+            positive = ((grouped - (1 if self.stochastic else 0.5)) * parts[1]).clamp_min(smallest(layout.dtype))
             grouped = torch.where(grouped == 0, 0.0, positive)
         else:
             most = torch.finfo(layout.dtype).max / 2  # halves, since high - low may be twice the largest number
-            grouped = (parts[2] / 2 + (grouped + 0.5) * (parts[1] / 2)).clamp(-most, most) * 2
+            middle = 0.0 if self.stochastic else 0.5
+            grouped = (parts[2] / 2 + (grouped + middle) * (parts[1] / 2)).clamp(-most, most) * 2
         return layout.from_memory(grouped.to(layout.dtype).view(shape))
 
     def _groups(self, memory: Tensor, layout: Layout, traits: Traits) -> tuple[Tensor, list[int]]:
         return group_view(memory, layout.groups(traits.spatial, self.group))
 
-    def _encode(self, x: Tensor, dims: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-        low, high = x.amin(dims, keepdim=True), x.amax(dims, keepdim=True)
-        bins = self.levels + 1
-        scale = high / bins - low / bins  # in this order, and below by halves: high - low may overflow
-        scale = torch.where(scale.isfinite(), scale, torch.nan)
-        steps = (x / 2 - low / 2) / scale.clamp_min(torch.finfo(x.dtype).tiny) * 2
-        return steps.floor().clamp(0, self.levels), scale, low
+    def _divisions(self, traits: Traits) -> int:
+        """Steps between the ends of a group's range."""
+        bins = self.levels if traits.sign_exact else self.levels + 1
+        return bins - 1 if self.stochastic else bins
 
-    def _encode_sign_exact(self, x: Tensor, dims: list[int]) -> tuple[Tensor, Tensor]:
-        scale = (x.amax(dims, keepdim=True) / self.levels).clamp_min(torch.finfo(x.dtype).tiny)
-        steps = x / scale
-        codes = torch.where(steps < self.levels, steps.ceil().clamp_min(1), self.levels)  # NaN steps: the largest code
-        return torch.where(x <= 0, 0.0, codes), scale
+    def _encode(self, x: Tensor, dims: list[int], divisions: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Steps from the minimum, the step, the minimum."""
+        low, high = x.amin(dims, keepdim=True), x.amax(dims, keepdim=True)
+        scale = high / divisions - low / divisions  # in this order, and below by halves: high - low may overflow
+        scale = torch.where(scale.isfinite(), scale, torch.nan)
+        return (x / 2 - low / 2) / scale.clamp_min(torch.finfo(x.dtype).tiny) * 2, scale, low
+
+    def _encode_sign_exact(self, x: Tensor, dims: list[int], divisions: int) -> tuple[Tensor, Tensor]:
+        """Steps from zero, the step."""
+        scale = (x.amax(dims, keepdim=True) / divisions).clamp_min(torch.finfo(x.dtype).tiny)
+        return x / scale, scale
+
+    def _rounded(self, steps: Tensor, traits: Traits) -> Tensor:
+        """Up as often as the fraction says; sign-exact codes start from 1."""
+        if traits.noise is None:
+            raise ValueError(f"codec {self.name!r} rounds at random and was given no Traits.noise to draw from")
+        below = steps.floor()
+        up = traits.noise.uniform(steps) < steps - below
+        return below + up + (1 if traits.sign_exact else 0)
 
 
 def refusal(name: str, layout: Layout) -> str | None:

@@ -9,9 +9,11 @@ from torch import nn
 
 import fx_actcomp
 from fx_actcomp.codecs import CODECS, Layout, Traits
+from fx_actcomp.records import Role
 
-IMAGES = Traits(spatial=True, convolved=True)
-POSITIVE = Traits(spatial=True, convolved=True, sign_exact=True)
+CONVOLVED = frozenset({Role.CONV_WEIGHT_GRAD})
+IMAGES = Traits(spatial=True, roles=CONVOLVED)
+POSITIVE = Traits(spatial=True, roles=CONVOLVED, sign_exact=True)
 NAMES = ["pool2", "pool4", "division"]
 SHAPES = [(2, 3, 17), (2, 3, 16, 16), (1, 5, 7, 9), (3, 2, 1, 1), (2, 4, 13, 32), (1, 2, 5, 6, 7)]
 by_name = pytest.mark.parametrize("name", NAMES)
