@@ -11,11 +11,11 @@ from torch import fx
 
 from ._torch import compile_inductor, copy_dynamo_graph, is_fake, is_whole_graph, warn_untested
 from .annotate import annotation
+from .choice import Plan
 from .compile import compile_graph, trace_graph
 from .options import Settings, disabled, parse_options
 from .overrides import Overrides, check_codec
 from .partition import ActcompPartitioner
-from .plan import Plan
 from .report import Report
 from .session import Session, keep, open_session
 

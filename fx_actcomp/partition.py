@@ -15,10 +15,11 @@ import torch
 from torch import fx
 
 from ._torch import CustomPartitionerFn, fake_mode, fake_mode_of, log_artifact, stock_partition
-from .codecs import Codec, Layout, Noise, Traits, codec_named, codec_sources
+from .choice import Plan
+from .codecs import Codec, Layout, Noise, Reference, Traits, codec_named, codec_sources
 from .nodes import is_tangent, storage_base, stored_bytes, value
 from .options import Settings
-from .plan import Plan, make_plan
+from .plan import make_plan
 from .policy import policy_of
 from .rewrite import apply_plan
 from .saved import Boundary, find_saved, saved_nodes
@@ -126,7 +127,7 @@ def compress_boundary(
     boundary = find_saved(forward.graph, backward.graph, num_outputs=num_outputs, static_inputs=static_inputs)
     plan = plan_boundary(forward.graph, backward.graph, boundary, settings)
     log_artifact("actcomp_plan", lambda: json.dumps(asdict(plan), default=str, indent=1))
-    if any(choice.codec or choice.dropped for choice in plan.choices) or plan.pins:
+    if any(choice.codec or choice.dropped or choice.image for choice in plan.choices) or plan.pins:
         apply_plan(forward, backward, plan, num_outputs)
         check(forward.graph, backward.graph, plan, num_outputs)
     return plan
@@ -164,7 +165,8 @@ def _measured(
 
 def _made(codec: Codec, traits: Traits, x: torch.Tensor) -> int:
     noise = Noise(torch.zeros((), dtype=torch.int64, device=x.device), 0)
-    return sum(stored_bytes(part) for part in codec.compress(x, replace(traits, noise=noise)))
+    reference = Reference(x.new_empty(x.shape[1]), x.new_empty(x.shape[1])) if traits.normed else None
+    return sum(stored_bytes(part) for part in codec.compress(x, replace(traits, noise=noise, reference=reference)))
 
 
 def _shared_storages(forward: fx.Graph, backward: fx.Graph, boundary: Boundary) -> dict[str, str | None]:
@@ -216,7 +218,8 @@ def check(forward: fx.Graph, backward: fx.Graph, plan: Plan, num_outputs: int) -
         if value(given) is not None and [str(s) for s in left.shape] != [str(s) for s in right.shape]:
             raise RuntimeError(f"forward saves {given.name} as {left.shape}, backward takes {right.shape}")
     compressed = sum(c.nbytes for c in plan.choices if c.codec) + sum(p.decision.nbytes for p in plan.pins)
-    kept = {c.saved.name for c in plan.choices if c.codec is None and not c.dropped}
-    really = sum(stored_bytes(node.meta["val"]) for node in tensors if node.name not in kept)
+    kept = {c.saved.name for c in plan.choices if c.codec is None and not c.dropped and not c.image}
+    new = [node for node in tensors if node.name not in kept and storage_base(node).op != "placeholder"]
+    really = sum(stored_bytes(node.meta["val"]) for node in new)
     if really != compressed:
         raise RuntimeError(f"the plan saves {compressed} compressed bytes, the rewritten graph {really}")

@@ -3,63 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from .choice import Choice, Plan
 from .codecs import CODECS, Codec, Traits, codec_named
 from .options import Settings
 from .overrides import find_override
 from .policy import Policy, policy_of
-from .records import ALIVE_ANYWAY, EXACT_BITS, MIN_BITS, Decision, Kind, Role, SavedActivation
+from .records import ALIVE_ANYWAY, EXACT_BITS, MIN_BITS, Kind, Normalized, Role, SavedActivation
 from .saved import Boundary
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What becomes of one saved tensor.
-
-    Attributes:
-        saved: The tensor.
-        codec: Name of the codec; None where it is saved as it is, or not at all.
-        traits: What the codec may build on.
-        reason: Why it is left alone, or why another codec was taken than the one asked for; empty where neither.
-        nbytes: Bytes that it takes now.
-        dropped: Whether it is not saved at all, since its decisions are pinned and nothing else reads it.
-        unit: Name of the forward node that is compressed: the tensor itself, or the base that several views share.
-    """
-
-    saved: SavedActivation
-    codec: str | None
-    traits: Traits
-    reason: str
-    nbytes: int
-    unit: str
-    dropped: bool = False
-
-
-@dataclass(frozen=True)
-class Pin:
-    """A decision that forward takes from exact values and saves packed."""
-
-    decision: Decision
-    codec: str
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What the rewrite stage does, and what the report says.
-
-    Attributes:
-        policy: Name of the policy.
-        choices: One for each saved tensor, in their order.
-        pins: Decisions that move to forward.
-        matched: Patterns of the overrides that applied to some tensor.
-    """
-
-    policy: str
-    choices: tuple[Choice, ...]
-    pins: tuple[Pin, ...]
-    matched: frozenset[str]
-
+from .settle import settle_decisions
+from .share import share_images, share_rectified
 
 Measure = Callable[[str, Codec, Traits], int | str]
 """Bytes that a codec makes of a forward node, by its name, or the reason why it doesn't fit."""
@@ -79,9 +33,24 @@ def make_plan(boundary: Boundary, settings: Settings, measure: Measure, shared: 
         The plan. Every tensor that is left alone has a reason.
     """
     wishes = {saved.name: _wish(saved, settings) for saved in boundary.saved}
-    choices = [_choose(unit, wishes, settings, measure, shared) for unit in _units(boundary.saved, shared)]
+    norms = {norm.name: norm for norm in boundary.norms}
+    choices = [_choose(unit, wishes, settings, measure, shared, norms) for unit in _units(boundary.saved, shared)]
     flat = {choice.saved.name: choice for group in choices for choice in group}
-    pins = _settle_decisions(boundary, flat, settings)
+
+    def ours(saved: SavedActivation) -> bool:
+        """Whether the policy may do with the tensor, alone, what it likes."""
+        return saved.base not in shared and not _why_alone([saved], saved.nbytes, wishes[saved.name], settings, shared)
+
+    def wished(saved: SavedActivation) -> str | None:
+        codecs, _ = _candidates([saved], wishes[saved.name].policy)
+        return codecs[0].name if codecs and ours(saved) else None
+
+    def droppable(choice: Choice, cost: int) -> bool:
+        return wishes[choice.saved.name].policy.exact and (choice.saved.nbytes >= settings.min_bytes or not cost)
+
+    share_rectified(boundary, flat, wished)
+    share_images(boundary, flat, lambda saved: wishes[saved.name].policy.images and ours(saved))
+    pins = settle_decisions(boundary, flat, droppable)
     matched = frozenset(wish.pattern for wish in wishes.values() if wish.pattern)
     return Plan(settings.policy.name, tuple(flat[saved.name] for saved in boundary.saved), pins, matched)
 
@@ -111,14 +80,14 @@ def _units(saved: tuple[SavedActivation, ...], shared: Mapping[str, str | None])
 
 def _choose(
     unit: list[SavedActivation], wishes: dict[str, _Wish], settings: Settings, measure: Measure,
-    shared: Mapping[str, str | None],
+    shared: Mapping[str, str | None], norms: Mapping[str, Normalized],
 ) -> list[Choice]:  # fmt: skip
     first = unit[0]
     node = first.base if first.base in shared else first.name
     spatial = len(unit) == 1 and any(use.spatial for use in first.uses)
     roles = frozenset(use.role for s in unit for use in s.uses) - {Role.DECISION, Role.SIZE}
     pointwise = all(use.pointwise for s in unit for use in s.uses if use.role is Role.CONV_WEIGHT_GRAD)
-    traits = Traits(all(s.sign_exact for s in unit), spatial, roles, pointwise=pointwise, upper=first.upper)
+    traits = Traits(all(s.sign_exact for s in unit), spatial, roles, pointwise=pointwise, upper=first.upper, normed=node in norms)
     before = sum(s.nbytes for s in unit)
     reason = _why_alone(unit, before, wishes[first.name], settings, shared)
     codec: Codec | None = None
@@ -134,11 +103,11 @@ def _choose(
             measured if isinstance(measured, str) else f"{candidate.name} would make {measured} bytes of its {before}"
         )
     reason = (refused or note) if codec is None or codec is not candidates[0] or note else ""
-    name = codec.name if codec else None
-    return [
-        Choice(s, name, traits, reason, (after if s is first else 0) if codec else s.nbytes, node if codec else s.name)
-        for s in unit
-    ]
+    if codec is None:
+        return [Choice(s, None, traits, reason, s.nbytes, s.name) for s in unit]
+    norm = norms[node] if codec.referenced else None
+    after += norm.nbytes if norm else 0
+    return [Choice(s, codec.name, traits, reason, after if s is first else 0, node, norm=norm) for s in unit]
 
 
 def _why_alone(
@@ -181,76 +150,3 @@ def _candidates(unit: list[SavedActivation], policy: Policy) -> tuple[list[Codec
     if strictest is None or (enough and enough[0].name == policy.values):
         return enough, ""
     return enough, f"{policy.values} has too few bits for: {strictest.role.value}"
-
-
-def _settle_decisions(boundary: Boundary, choices: dict[str, Choice], settings: Settings) -> tuple[Pin, ...]:
-    """Pin the decisions that lossy values would change; keep the values exact where a decision can't be pinned.
-
-    Keeping one value exact may free another one's decisions, so this runs to a fixed point.
-    """
-    while True:
-        lossy = {name for name, choice in choices.items() if choice.codec and codec_named(choice.codec).bits is not None}
-        needed = [d for d in boundary.decisions if lossy.intersection(d.sources) and not _sign_exact(d, choices)]
-        stuck = [d for d in needed if d.bits is None] or _too_dear(needed, lossy, choices)
-        if not stuck:
-            break
-        for decision in stuck:
-            for name in lossy.intersection(decision.sources):
-                why = decision.obstacle or "its packed decisions and codes would take more than it does"
-                _keep(choices, name, f"decision {decision.op} can't be pinned: {why}")
-    pinned = {d.name: d for d in needed}
-    pinned.update(_drop_decided(boundary, choices, settings, pinned))
-    return tuple(_pin(d) for d in boundary.decisions if d.name in pinned)
-
-
-def _sign_exact(decision: Decision, choices: dict[str, Choice]) -> bool:
-    choice = choices.get(decision.sign_of or "")
-    return choice is not None and choice.traits.sign_exact and choice.codec is not None and codec_named(choice.codec).keeps_sign
-
-
-def _pin(decision: Decision) -> Pin:
-    return Pin(decision, "bits" if decision.bits == 1 else "ternary")
-
-
-def _too_dear(needed: list[Decision], lossy: set[str], choices: dict[str, Choice]) -> list[Decision]:
-    """Decisions whose bits, with the codes of the value they are taken from, outweigh the value itself."""
-    for name in lossy:
-        mine = [d for d in needed if name in d.sources]
-        before = sum(c.saved.nbytes for c in choices.values() if c.unit == choices[name].unit)
-        after = sum(c.nbytes for c in choices.values() if c.unit == choices[name].unit)
-        if mine and before and after + sum(d.nbytes for d in mine) >= before:
-            return mine
-    return []
-
-
-def _keep(choices: dict[str, Choice], name: str, reason: str) -> None:
-    """Save a tensor, and whatever is compressed together with it, as it is."""
-    unit = choices[name].unit
-    for other, choice in choices.items():
-        if choice.unit == unit and choice.codec is not None:
-            choices[other] = replace(choice, codec=None, reason=reason, nbytes=choice.saved.nbytes, unit=choice.saved.name)
-
-
-def _drop_decided(
-    boundary: Boundary, choices: dict[str, Choice], settings: Settings, pinned: Mapping[str, Decision]
-) -> dict[str, Decision]:
-    """Values that backward reads for decisions alone: save the decisions instead, which loses nothing."""
-    extra: dict[str, Decision] = {}
-    for name, choice in choices.items():
-        mine = [d for d in boundary.decisions if name in d.sources]
-        if not mine or not _only_decides(choice) or any(d.bits is None for d in mine):
-            continue
-        cost = sum(d.nbytes for d in mine if d.name not in {**pinned, **extra})
-        too_small = choice.saved.nbytes < settings.min_bytes and cost
-        if not _wish(choice.saved, settings).policy.exact or too_small or cost >= choice.nbytes:
-            continue
-        extra.update({d.name: d for d in mine})
-        choices[name] = replace(
-            choice, codec=None, nbytes=0, dropped=True, reason="backward only takes decisions from it; they are pinned"
-        )
-    return extra
-
-
-def _only_decides(choice: Choice) -> bool:
-    ours = choice.saved.kind in (Kind.ACTIVATION, Kind.STATISTIC) and choice.unit == choice.saved.name
-    return ours and {use.role for use in choice.saved.uses} == {Role.DECISION}

@@ -27,12 +27,14 @@ class Policy:
         exact: Whether masks are packed, indices narrowed and values that only serve decisions replaced by these, all of
             which changes no bit of any gradient.
         fallbacks: Codecs for uses that ask for more bits, fewest bits first.
+        images: Whether a norm's output is made again from its saved input or x-hat, instead of being saved beside it.
     """
 
     name: str
     values: str | None = None
     exact: bool = True
     fallbacks: tuple[str, ...] = ("int8",)
+    images: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", None if self.values is None else codec_spec(self.values))
@@ -55,6 +57,7 @@ class Policy:
         """
         kinds: dict[str, tuple[type, ...]] = {
             "name": (str,), "values": (str, dict, type(None)), "exact": (bool,), "fallbacks": (list, tuple),
+            "images": (bool,),
         }  # fmt: skip
         for key, given in data.items():
             if key not in kinds:
@@ -79,6 +82,8 @@ POLICIES: dict[str, Policy] = {
     "pool2": Policy("pool2", "pool2", fallbacks=()),
     "pool4": Policy("pool4", "pool4", fallbacks=()),
     "division": Policy("division", "division"),
+    "blpa8": Policy("blpa8", "blpa8", images=True),
+    "blpa4": Policy("blpa4", "blpa4", fallbacks=("int4", "int8"), images=True),
 }
 """The presets, by name."""
 

@@ -157,3 +157,48 @@ class Decision:
     nbytes: int
     obstacle: str = ""
     sign_of: str | None = None
+
+
+@dataclass(frozen=True)
+class Image:
+    """A saved tensor that is an affine function of another saved one, as a norm's output is of x-hat.
+
+    Attributes:
+        name: The tensor.
+        source: The one that it can be made from.
+        chain: The forward nodes from the source (not itself) to the tensor, in order.
+        carried: What the chain reads beside: parameters, or views of them, and saved statistics.
+    """
+
+    name: str
+    source: str
+    chain: tuple[str, ...]
+    carried: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Normalized:
+    """The saved input of a batch norm in training, whose statistics are at hand; names of forward nodes.
+
+    Attributes:
+        name: The input.
+        mean: Its mean for each channel.
+        rstd: One over its standard deviation.
+        weight: The norm's weight, where it has one.
+        bias: The norm's bias, where it has one.
+        rectified: The ReLU of the norm's output, where it is saved too.
+        nbytes: Bytes of these statistics and parameters that nobody saves or holds yet.
+    """
+
+    name: str
+    mean: str
+    rstd: str
+    weight: str | None
+    bias: str | None
+    rectified: str | None
+    nbytes: int
+
+    @property
+    def references(self) -> tuple[str, ...]:
+        """Statistics and parameters, in the order of the fields."""
+        return tuple(name for name in (self.mean, self.rstd, self.weight, self.bias) if name is not None)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from .plan import Plan
+from .choice import Plan
 from .records import ALIVE_ANYWAY, Kind
 from .session import Session
 
@@ -39,7 +39,8 @@ class Row:
         kind: What it is; ``"decision"`` for a pinned one.
         bytes_before: Bytes that it would keep alive; 0 where someone else keeps them alive anyway.
         bytes_after: Bytes that it keeps alive now.
-        codec: Codec; ``"keep"`` where it is saved as it is, ``"drop"`` where it isn't saved at all.
+        codec: Codec; ``"keep"`` where it is saved as it is, ``"drop"`` where it isn't saved at all, ``"image"``
+            where it is made again from one that is saved as it is.
         used_by: What reads it in backward: ``module::op``.
         reason: Why it is left alone, or why it took another codec than asked for.
     """
@@ -178,7 +179,7 @@ def _rows(plan: Plan, graph: int) -> Iterable[Row]:
             number=saved.number, graph=graph, name=saved.name, module=saved.module, op=saved.op, source=saved.source,
             shape=saved.shape, dtype=saved.dtype, kind=saved.kind.value,
             bytes_before=0 if alive else saved.nbytes, bytes_after=0 if alive else choice.nbytes,
-            codec=choice.codec or ("drop" if choice.dropped else "keep"),
+            codec=choice.codec or ("drop" if choice.dropped else "image" if choice.image else "keep"),
             used_by=tuple(dict.fromkeys(f"{use.module}::{use.op}" for use in saved.uses)), reason=choice.reason,
         )  # fmt: skip
     for number, pin in enumerate(plan.pins, start=len(plan.choices)):
@@ -198,7 +199,7 @@ def _folded(rows: Sequence[Row]) -> list[list[Row]]:
         key: tuple[object, ...] = (
             re.sub(r"\d+", "#", row.module), row.op, row.shape, row.dtype, row.kind, row.bytes_before > 0, row.codec,
             tuple(re.sub(r"\d+", "#", used) for used in row.used_by),
-            re.sub(r"exact .*", "", row.reason),
+            re.sub(r"(exact|again from|codes of) .*", "", row.reason),
         )  # fmt: skip
         if not re.search(r"\d", row.module):
             key = (*key, row.graph, row.number)

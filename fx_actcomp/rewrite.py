@@ -10,16 +10,17 @@ from __future__ import annotations
 import copy
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor, fx
 
 from ._torch import saved_output_descriptor, saved_without_version_check
-from .codecs import Layout, Noise, Parts, Traits, codec_named
+from .choice import Choice, Pin, Plan
+from .codecs import Layout, Noise, Parts, Reference, Traits, codec_named
 from .contract import contract
-from .nodes import aliases, is_symbol, outputs, step_input, value
-from .plan import Choice, Pin, Plan
+from .nodes import aliases, is_symbol, numel, outputs, step_input, storage_base, value
+from .records import Normalized
 from .saved import pair_saved
 from .splice import insert, trace
 
@@ -46,6 +47,9 @@ def apply_plan(forward: fx.GraphModule, backward: fx.GraphModule, plan: Plan, nu
         editor.pin(pin)
     for unit in dict.fromkeys(choice.unit for choice in plan.choices if choice.codec):
         editor.compress([choice for choice in plan.choices if choice.unit == unit])
+    for choice in plan.choices:
+        if choice.image and not choice.codec:
+            editor.remake(choice)
     editor.finish({choice.saved.name for choice in plan.choices if choice.dropped})
     forward.graph, backward.graph = editor.forward, editor.backward
 
@@ -60,25 +64,94 @@ class _Editor:
         self.taken = set(self.placeholders.values())
         # Both graphs come from one joint graph, in which a name is one node; nodes that are inserted later may share names.
         names = {node.name: node for node in forward.nodes}
+        self.names: dict[str, fx.Node] = names
         self.twins: dict[fx.Node, fx.Node] = {node: names[node.name] for node in backward.nodes if node.name in names}
         self.twins.update({taken: node for node, taken in pairs})
         self.slots = {node.name: [Slot(node, taken)] for node, taken in pairs}
 
     def compress(self, members: list[Choice]) -> None:
-        """Compress one storage and restore its views."""
-        choice = members[0]
-        unit = next(node for node in self.forward.nodes if node.name == choice.unit)
-        placeholders = [self.placeholders[member.saved.name] for member in members]
-        parts = self._save(unit, choice.codec or "", choice.traits, _after_last_use(unit))
-        if codec_named(choice.codec or "").contracts(choice.traits):
+        """Compress one storage; restore its views and what is made again from it."""
+        saved = [member for member in members if not (member.rectified or member.image)]
+        choice = saved[0]
+        unit, codec = self._node(choice.unit), codec_named(choice.codec or "")
+        parts = self._save(unit, choice.codec or "", choice.traits, self._after_last_use(unit, choice.norm), choice.norm)
+        if codec.contracts(choice.traits):
             self._contract(choice, unit, parts)
             return
+        for member in members:
+            if member.image:
+                self._remake(member, lambda before: self._restore(parts, unit, choice, before))
+            elif member.rectified:
+                self._rectify(member, parts)
+        placeholders = [self.placeholders[member.saved.name] for member in saved]
         first = _first_user(placeholders)
-        restored = self._restore(parts, unit, choice.codec or "", choice.traits, first)
-        for member, placeholder in zip(members, placeholders, strict=True):
-            viewed = self._replay(next(n for n in self.forward.nodes if n.name == member.saved.name), unit, restored, first)
+        restored = self._restore(parts, unit, choice, first)
+        for member, placeholder in zip(saved, placeholders, strict=True):
+            viewed = self._replay(self._node(member.saved.name), unit, restored, first)
             placeholder.replace_all_uses_with(viewed)
             self.slots[member.saved.name] = parts if member is choice else []
+
+    def remake(self, choice: Choice) -> None:
+        """Make an image of a tensor that is saved as it is."""
+        assert choice.image is not None
+        source = self.placeholders[choice.image.source]
+        self._remake(choice, lambda _: source)
+
+    def _remake(self, choice: Choice, source: Callable[[fx.Node], fx.Node]) -> None:
+        """Repeat the chain from a source to its image in backward, before the image's first use."""
+        assert choice.image is not None
+        placeholder = self.placeholders[choice.saved.name]
+        before = _first_user([placeholder])
+        made = {self._node(choice.image.source): source(before)}
+        for name in choice.image.carried:
+            made[self._node(name)] = self._carry(self._node(name), before)
+        for name in choice.image.chain:
+            node = self._node(name)
+            with self.backward.inserting_before(before):
+                made[node] = self.backward.node_copy(node, lambda n: made[n] if n in made else self.placeholders[n.name])
+            made[node].meta["autograd_backward"] = True
+        placeholder.replace_all_uses_with(made[node])
+        self.slots[choice.saved.name] = []
+
+    def _rectify(self, choice: Choice, parts: list[Slot]) -> None:
+        """Restore the ReLU of a batch norm's output from the codes of its input."""
+        placeholder = self.placeholders[choice.saved.name]
+        restored = self._restore(parts, self._node(choice.saved.name), choice, _first_user([placeholder]))
+        placeholder.replace_all_uses_with(restored)
+        self.slots[choice.saved.name] = []
+
+    def _node(self, name: str) -> fx.Node:
+        return self.names[name]
+
+    def _carry(self, node: fx.Node, before: fx.Node | None = None) -> fx.Node:
+        """The backward node of a statistic or parameter; its storage is saved where it isn't yet.
+
+        Args:
+            node: The forward node.
+            before: Where to make a view of the storage again; None takes any view of all its elements.
+        """
+        base = storage_base(node)
+        held = [slot for group in self.slots.values() for slot in group if storage_base(slot.forward) is base]
+        wanted = node if before is not None else None
+        for slot in held:
+            if slot.forward is wanted or (wanted is None and numel(slot.forward) == numel(node)):
+                return slot.backward
+        whole = next((slot.backward for slot in held if slot.forward is base), None) or self._carry_new(base)
+        return whole if before is None else self._replay(node, base, whole, before)
+
+    def _carry_new(self, node: fx.Node) -> fx.Node:
+        slot = Slot(node, self._placeholder(node, f"{node.name}_carried"))
+        self.slots[f"carried {node.name}"] = [slot]
+        return slot.backward
+
+    def _after_last_use(self, unit: fx.Node, norm: Normalized | None) -> fx.Node:
+        """The node before which to compress: right after the last use of the storage, so that it can be freed there."""
+        order = {node: i for i, node in enumerate(self.forward.nodes)}
+        readers = {reader for alias in aliases(unit) for reader in (alias, *alias.users) if reader.op != "output"}
+        if norm is not None:
+            readers.update(self._node(name) for name in (*norm.references, *filter(None, [norm.rectified])))
+        last: fx.Node = max(readers, key=order.__getitem__)
+        return last.next
 
     def _contract(self, choice: Choice, unit: fx.Node, parts: list[Slot]) -> None:
         """Take the weight gradients from the parts themselves; nothing is restored."""
@@ -92,31 +165,39 @@ class _Editor:
         """Move a decision to forward."""
         taken = next(node for node in self.backward.nodes if node.name == pin.decision.name)
         in_forward = self._copy_to_forward(taken)
-        parts = self._save(in_forward, pin.codec, Traits(), in_forward.next)
-        restored = self._restore(parts, in_forward, pin.codec, Traits(), _first_user([taken]))
+        parts = self._save(in_forward, pin.codec, Traits(), in_forward.next, None)
+        restored = self._decompress(parts, [], in_forward, codec_named(pin.codec).decompress, Traits(), _first_user([taken]))
         taken.replace_all_uses_with(restored)
         self.twins[restored] = in_forward
         self.slots[f"decision {taken.name}"] = parts
 
-    def _save(self, node: fx.Node, codec: str, traits: Traits, before: fx.Node) -> list[Slot]:
+    def _save(self, node: fx.Node, codec: str, traits: Traits, before: fx.Node, norm: Normalized | None) -> list[Slot]:
         """Compress a forward node; make the backward placeholders of its parts."""
-        inputs = [node, step_input(self.forward)] if codec_named(codec).stochastic else [node]
+        steps = [step_input(self.forward)] if codec_named(codec).stochastic else []
+        names = (*norm.references, *([norm.rectified] if traits.rectified and norm.rectified else [])) if norm else ()
+        inputs = [node, *steps, *map(self._node, names)]
         salt = zlib.crc32(node.name.encode())
 
-        def compress(x: Tensor, *step: Tensor) -> Parts:
-            noise = Noise(step[0], salt) if step else None
-            return codec_named(codec).compress(x, replace(traits, noise=noise))
+        def compress(x: Tensor, *beside: Tensor) -> Parts:
+            noise = Noise(beside[0], salt) if steps else None
+            reference = _reference(norm, beside[len(steps) :]) if norm else None
+            return codec_named(codec).compress(x, replace(traits, noise=noise, reference=reference))
 
         made = insert(trace(compress, inputs), self.forward, inputs, before, node)
         slots = []
         for i, part in enumerate(made):
-            with self.backward.inserting_before(next(iter(self.backward.nodes))):
-                placeholder = self.backward.placeholder(self._unused(f"{node.name}_{re.sub(r'[^0-9A-Za-z]', '_', codec)}_{i}"))
-            placeholder.meta.update({key: part.meta[key] for key in ("val", "tensor_meta") if key in part.meta})
+            placeholder = self._placeholder(part, f"{node.name}_{re.sub(r'[^0-9A-Za-z]', '_', codec)}_{i}")
             if saved_without_version_check(node):
                 part.meta.update(saved_without_version_check(node))
             slots.append(Slot(part, placeholder))
         return slots
+
+    def _placeholder(self, node: fx.Node, name: str) -> fx.Node:
+        """A new input of backward for a forward node."""
+        with self.backward.inserting_before(next(iter(self.backward.nodes))):
+            placeholder: fx.Node = self.backward.placeholder(self._unused(name))
+        placeholder.meta.update({key: node.meta[key] for key in ("val", "tensor_meta") if key in node.meta})
+        return placeholder
 
     def _unused(self, name: str) -> str:
         """A target that no placeholder has: a graph's signature is made of them, and a second one would shadow the first."""
@@ -125,14 +206,28 @@ class _Editor:
             name += "_"
         return name
 
-    def _restore(self, parts: list[Slot], node: fx.Node, codec: str, traits: Traits, before: fx.Node) -> fx.Node:
-        """Decompress in backward."""
+    def _restore(self, parts: list[Slot], node: fx.Node, choice: Choice, before: fx.Node) -> fx.Node:
+        """Decompress a choice's tensor in backward, as the layout of ``node``."""
+        codec = codec_named(choice.codec or "")
+        references = [self._carry(self._node(name)) for name in choice.norm.references] if choice.norm else []
+        traits, norm = choice.traits, choice.norm
+
+        def decompress(held: Parts, layout: Layout, _: Traits, *beside: Tensor) -> Tensor:
+            known = replace(traits, reference=_reference(norm, beside)) if norm else traits
+            return codec.rectify(held, layout, known) if choice.rectified else codec.decompress(held, layout, known)
+
+        return self._decompress(parts, references, node, decompress, traits, before)
+
+    def _decompress(
+        self, parts: list[Slot], beside: list[fx.Node], node: fx.Node, decompress: Callable[..., Tensor], traits: Traits,
+        before: fx.Node,
+    ) -> fx.Node:  # fmt: skip
         held = value(node)
         assert held is not None
         layout = Layout.of(held)
-        inputs = [slot.backward for slot in parts] + self._symbols(layout)
-        count = len(parts)
-        traced = trace(lambda *args: codec_named(codec).decompress(args[:count], layout, traits), inputs)
+        inputs = [*(slot.backward for slot in parts), *beside, *self._symbols(layout)]
+        first, second = len(parts), len(parts) + len(beside)
+        traced = trace(lambda *args: decompress(args[:first], layout, traits, *args[first:second]), inputs)
         restored: fx.Node = insert(traced, self.backward, inputs, before, node)[0]
         for made in self.backward.nodes:
             if made.op == "call_function":
@@ -213,12 +308,13 @@ def _first_arg(node: fx.Node) -> fx.Node:
     return source
 
 
-def _after_last_use(unit: fx.Node) -> fx.Node:
-    """The node before which to compress: right after the last use of the storage, so that it can be freed there."""
-    order = {node: i for i, node in enumerate(unit.graph.nodes)}
-    readers = {reader for alias in aliases(unit) for reader in (alias, *alias.users) if reader.op != "output"}
-    last: fx.Node = max(readers, key=order.__getitem__)
-    return last.next
+def _reference(norm: Normalized, given: Sequence[Tensor]) -> Reference:
+    """The norm's statistics and parameters from the tensors of ``norm.references``, and the ReLU where it comes after these."""
+    left = list(given)
+    mean, rstd = left.pop(0), left.pop(0)
+    weight = left.pop(0) if norm.weight else None
+    bias = left.pop(0) if norm.bias else None
+    return Reference(mean, rstd, weight, bias, left.pop(0) if left else None)
 
 
 def _first_user(nodes: list[fx.Node]) -> fx.Node:

@@ -25,8 +25,9 @@ from .nodes import (
     value,
     view_source,
 )
+from .norms import find_images, find_norms
 from .ranges import nonnegative_nodes, upper_bounds
-from .records import Decision, Kind, SavedActivation
+from .records import Decision, Image, Kind, Normalized, SavedActivation
 from .uses import find_uses
 
 _STATISTICS = {
@@ -55,10 +56,14 @@ class Boundary:
     Attributes:
         saved: The saved tensors, in the order in which forward returns them.
         decisions: What backward decides from them.
+        norms: Which of them are inputs of batch norms.
+        images: Which of them can be made again from another one.
     """
 
     saved: tuple[SavedActivation, ...]
     decisions: tuple[Decision, ...]
+    norms: tuple[Normalized, ...] = ()
+    images: tuple[Image, ...] = ()
 
 
 def saved_nodes(forward: fx.Graph, num_outputs: int) -> list[fx.Node]:
@@ -131,7 +136,10 @@ def find_saved(forward: fx.Graph, backward: fx.Graph, *, num_outputs: int, stati
             )
         )
         counted.add(base)
-    return Boundary(tuple(records), tuple(found.decisions.values()))
+    nodes = [node for node, _ in saved]
+    ours = {node: record.kind is Kind.ACTIVATION for node, record in zip(nodes, records, strict=True)}
+    parameters = {node for node, position in inputs.items() if position in static_inputs}
+    return Boundary(tuple(records), tuple(found.decisions.values()), find_norms(forward, nodes), find_images(ours, parameters))
 
 
 def _kind(node: fx.Node, base: fx.Node, inputs: dict[fx.Node, int], static_inputs: Collection[int], theirs: set[fx.Node]) -> Kind:

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from ._torch import compile_id
+from .choice import Plan
 from .options import Settings
-from .plan import Plan
 
 
 @dataclass

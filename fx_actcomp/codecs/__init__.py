@@ -2,6 +2,7 @@
 
 from .base import Codec as Codec
 from .base import Parts as Parts
+from .base import Reference as Reference
 from .base import Traits as Traits
 from .layout import Layout as Layout
 from .noise import Noise as Noise

@@ -17,6 +17,25 @@ Parts = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
+class Reference:
+    """What a batch norm knows of its input: one number a channel each, of any shape with so many elements.
+
+    Attributes:
+        mean: The mean.
+        rstd: One over the standard deviation.
+        weight: The norm's weight; None for ones.
+        bias: The norm's bias; None for zeros.
+        rectified: In forward, the ReLU of the norm's output, where the codes are to serve for it too.
+    """
+
+    mean: Tensor
+    rstd: Tensor
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    rectified: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class Traits:
     """What the planner knows of a tensor and a codec may build on.
 
@@ -26,7 +45,10 @@ class Traits:
         roles: What backward does with the values (decisions and sizes apart).
         pointwise: Whether these convolutions are 1x1 with stride 1 and no padding.
         upper: Inclusive bound on an integer tensor's values, none of which is negative.
+        normed: Whether it is a batch norm's input, in training.
+        rectified: Whether the codes are to serve for the ReLU of that norm's output, too.
         noise: Random numbers, for a codec that is ``stochastic``; there while it compresses.
+        reference: The norm's statistics and parameters, for a codec that is ``referenced``; there on both sides.
     """
 
     sign_exact: bool = False
@@ -34,7 +56,10 @@ class Traits:
     roles: frozenset[Role] = frozenset()
     pointwise: bool = False
     upper: int | None = None
+    normed: bool = False
+    rectified: bool = False
     noise: Noise | None = field(default=None, compare=False, repr=False)
+    reference: Reference | None = field(default=None, compare=False, repr=False)
 
     @property
     def convolved(self) -> bool:
@@ -54,11 +79,13 @@ class Codec(abc.ABC):
         name: What users write in a policy or an override.
         bits: Bits of precision that it keeps (``records.MIN_BITS`` says what each use asks for); None where lossless.
         keeps_sign: Whether ``x > 0`` comes back exactly where ``Traits.sign_exact`` asks for it.
+        referenced: Whether it builds on ``Traits.reference``, and then serves for the norm's ReLU by :meth:`rectify`.
     """
 
     name: str
     bits: int | None
     keeps_sign: ClassVar[bool] = False
+    referenced: ClassVar[bool] = False
 
     @property
     def stochastic(self) -> bool:
@@ -86,6 +113,10 @@ class Codec(abc.ABC):
             layout: The input's layout.
         """
         raise NotImplementedError(f"codec {self.name!r} contracts nothing")
+
+    def rectify(self, parts: Parts, layout: Layout, traits: Traits) -> Tensor:
+        """Restore the ReLU of the batch norm's output from the codes of its input, in backward."""
+        raise NotImplementedError(f"codec {self.name!r} knows no norm")
 
     @abc.abstractmethod
     def decompress(self, parts: Parts, layout: Layout, traits: Traits) -> Tensor:

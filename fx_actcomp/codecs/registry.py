@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from .base import Codec
 from .bits import Bits, Narrow, Ternary
+from .blpa import Blpa
 from .float8 import Float8
 from .pool import Division, Pool
 from .quantize import Quantize
@@ -24,6 +25,7 @@ CODECS: dict[str, Codec] = {
         *(Quantize("int8", 8), Quantize("int4", 4), Quantize("int2", 2), Quantize("int1", 1)),
         Float8(),
         *(Pool("pool2", 2), Pool("pool4", 4), Division()),
+        *(Blpa("blpa8", 8), Blpa("blpa4", 4, sigmas=3.0)),
     )
 }
 """Every codec with its default parameters; the ones with ``bits`` are lossy."""

@@ -1,0 +1,71 @@
+"""What the planning stage gives to the rewriting one: plain, frozen data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .codecs import Traits, codec_named
+from .records import Decision, Image, Normalized, SavedActivation
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What becomes of one saved tensor.
+
+    Attributes:
+        saved: The tensor.
+        codec: Name of the codec; None where it is saved as it is, or not at all.
+        traits: What the codec may build on.
+        reason: Why it is left alone, or why another codec was taken than the one asked for; empty where neither.
+        nbytes: Bytes that it takes now.
+        unit: Name of the forward node that is compressed: the tensor itself, or the base that several views share, or the
+            tensor that this one is made again from.
+        dropped: Whether it is not saved at all, since its decisions are pinned and nothing else reads it.
+        norm: The batch norm whose statistics a referenced codec builds on.
+        image: How it is made again from another saved tensor; then it isn't saved itself.
+    """
+
+    saved: SavedActivation
+    codec: str | None
+    traits: Traits
+    reason: str
+    nbytes: int
+    unit: str
+    dropped: bool = False
+    norm: Normalized | None = None
+    image: Image | None = None
+
+    @property
+    def lossy(self) -> bool:
+        """Whether it comes back changed."""
+        return self.codec is not None and codec_named(self.codec).bits is not None
+
+    @property
+    def rectified(self) -> bool:
+        """Whether it is the ReLU that comes back from the code of its batch norm's input."""
+        return self.norm is not None and self.norm.rectified == self.saved.name
+
+
+@dataclass(frozen=True)
+class Pin:
+    """A decision that forward takes from exact values and saves packed."""
+
+    decision: Decision
+    codec: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the rewrite stage does, and what the report says.
+
+    Attributes:
+        policy: Name of the policy.
+        choices: One for each saved tensor, in their order.
+        pins: Decisions that move to forward.
+        matched: Patterns of the overrides that applied to some tensor.
+    """
+
+    policy: str
+    choices: tuple[Choice, ...]
+    pins: tuple[Pin, ...]
+    matched: frozenset[str]

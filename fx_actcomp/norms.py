@@ -1,0 +1,137 @@
+"""What can be made again from a norm's input: its affine image, and the ReLU after a batch norm.
+
+torch saves both the input of a norm (or x-hat) and the norm's output, which the next layer's weight gradient reads. The
+second is a cheap function of the first, its statistics and its parameters.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Mapping
+
+from torch import fx
+
+from .nodes import is_cast, is_view, numel, packet, storage_base, stored_bytes, value
+from .records import Image, Normalized
+
+_AFFINE = frozenset({"aten.mul", "aten.add", "aten.sub"})
+_SHRINKS = 16
+"""How many times fewer elements than the tensor a factor of its affine image must have, to count as a parameter."""
+
+
+def find_norms(forward: fx.Graph, saved: Collection[fx.Node]) -> tuple[Normalized, ...]:
+    """Saved inputs of batch norms in training, with the saved ReLU of each one's output where there is one.
+
+    Args:
+        forward: The forward graph.
+        saved: The nodes that it saves.
+    """
+    found = [_normalized(node, saved) for node in forward.nodes if packet(node) == "aten.var_mean"]
+    return tuple(norm for norm in found if norm is not None)
+
+
+def _normalized(moments: fx.Node, saved: Collection[fx.Node]) -> Normalized | None:
+    """Read ``relu((x - mean) * rstd * weight + bias)`` off a graph, from its ``var_mean`` on."""
+    x = _uncast(moments.args[0])
+    held = None if x is None else value(x)
+    if x is None or held is None or x not in saved or not _over_all_but_channels(moments, held.dim()):
+        return None
+    variance, mean = (_one_user(moments, operator.getitem, i) for i in (0, 1))
+    shifted = None if variance is None else _user(variance, "aten.add")
+    rstd = None if shifted is None else _user(shifted, "aten.rsqrt")
+    centered = None if mean is None else _user(mean, "aten.sub")
+    if mean is None or rstd is None or centered is None or _uncast(centered.args[0]) is not x or centered.args[1] is not mean:
+        return None
+    end = _user(centered, "aten.mul")
+    if end is None or set(end.all_input_nodes) != {centered, rstd}:
+        return None
+    end, weight = _per_channel(end, "aten.mul")
+    end, bias = _per_channel(end, "aten.add")
+    rectified = next((user for user in _through_casts(end) if packet(user) == "aten.relu" and user in saved), None)
+    needed = [node for node in (mean, rstd, weight, bias) if node is not None]
+    bases = {storage_base(node) for node in saved}
+    carried = sum(stored_bytes(node.meta["val"]) for node in needed if not _at_hand(node, bases))
+    return Normalized(x.name, mean.name, rstd.name, _name(weight), _name(bias), _name(rectified), carried)
+
+
+def _over_all_but_channels(moments: fx.Node, rank: int) -> bool:
+    dims = moments.args[1] if len(moments.args) > 1 else None
+    kept = moments.kwargs.get("keepdim", False)
+    return isinstance(dims, (list, tuple)) and kept is True and rank >= 2 and sorted(dims) == [0, *range(2, rank)]
+
+
+def _at_hand(node: fx.Node, bases: Collection[fx.Node]) -> bool:
+    """Whether saving the node costs nothing: its storage is saved already, or is a parameter's."""
+    return storage_base(node) in bases or storage_base(node).op == "placeholder"
+
+
+def _name(node: fx.Node | None) -> str | None:
+    return None if node is None else node.name
+
+
+def _uncast(arg: object) -> fx.Node | None:
+    while isinstance(arg, fx.Node) and is_cast(arg):
+        arg = arg.args[0]
+    return arg if isinstance(arg, fx.Node) else None
+
+
+def _user(node: fx.Node, name: str) -> fx.Node | None:
+    return next((user for user in node.users if packet(user) == name), None)
+
+
+def _one_user(node: fx.Node, target: object, position: int) -> fx.Node | None:
+    return next((user for user in node.users if user.target is target and user.args[1] == position), None)
+
+
+def _through_casts(node: fx.Node) -> list[fx.Node]:
+    """The users of a node, casts of it looked through."""
+    return [last for user in node.users for last in (_through_casts(user) if is_cast(user) else [user])]
+
+
+def _per_channel(node: fx.Node, name: str) -> tuple[fx.Node, fx.Node | None]:
+    """The next step of a norm's output where it combines with one number a channel; the step, and these numbers."""
+    held = value(node)
+    for user in node.users:
+        others = [arg for arg in user.all_input_nodes if arg is not node]
+        if packet(user) == name and len(others) == 1 and held is not None and numel(others[0]) == held.shape[1]:
+            return user, others[0]
+    return node, None
+
+
+def find_images(saved: Mapping[fx.Node, bool], static_inputs: Collection[fx.Node]) -> tuple[Image, ...]:
+    """Saved tensors that are an affine function of one other saved tensor, parameters and saved statistics.
+
+    Args:
+        saved: The nodes that a forward graph saves, and whether each is an activation (else a parameter or a statistic).
+        static_inputs: Its parameters and buffers.
+    """
+    found = []
+    for node, is_activation in saved.items():
+        if is_activation and (image := _image(node, saved, static_inputs)) is not None:
+            found.append(image)
+    return tuple(found)
+
+
+def _image(node: fx.Node, saved: Mapping[fx.Node, bool], static_inputs: Collection[fx.Node]) -> Image | None:
+    chain: list[fx.Node] = []
+    carried: list[fx.Node] = []
+    current = node
+    while current is node or not saved.get(current):
+        if not (is_view(current) or is_cast(current) or packet(current) in _AFFINE) or current.kwargs:
+            return None
+        large = [arg for arg in current.all_input_nodes if numel(arg) * _SHRINKS > numel(node)]
+        small = [arg for arg in current.all_input_nodes if arg not in large]
+        if len(large) != 1 or not all(arg in saved or _is_parameter(arg, static_inputs) for arg in small):
+            return None
+        chain.insert(0, current)
+        carried += [arg for arg in small if arg not in carried]
+        current = large[0]
+    affine = any(packet(step) in _AFFINE for step in chain)
+    return Image(node.name, current.name, tuple(n.name for n in chain), tuple(n.name for n in carried)) if affine else None
+
+
+def _is_parameter(node: fx.Node, static_inputs: Collection[fx.Node]) -> bool:
+    """Whether the node is a parameter, or a view of one of known sizes."""
+    held = value(node)
+    known = held is not None and all(isinstance(size, int) for size in held.shape)
+    return known and storage_base(node) in static_inputs

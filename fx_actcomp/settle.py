@@ -1,0 +1,93 @@
+"""Part of stage 3: decisions are exact. Lossy values have theirs pinned in forward, or aren't lossy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from .choice import Choice, Pin
+from .codecs import codec_named
+from .records import Decision, Kind, Role
+from .saved import Boundary
+
+
+def settle_decisions(boundary: Boundary, choices: dict[str, Choice], droppable: Callable[[Choice, int], bool]) -> tuple[Pin, ...]:
+    """Pin the decisions that lossy values would change; keep the values exact where a decision can't be pinned.
+
+    Keeping one value exact may free another one's decisions, so this runs to a fixed point.
+
+    Args:
+        boundary: What is saved.
+        choices: By name; changed where a value has to be kept exact, or isn't needed any more.
+        droppable: Whether the policy lets a tensor's decisions, at a cost in bytes, stand in for it.
+
+    Returns:
+        The decisions that move to forward.
+    """
+    while True:
+        lossy = {name for name, choice in choices.items() if choice.lossy}
+        needed = [d for d in boundary.decisions if lossy.intersection(d.sources) and not _sign_exact(d, choices)]
+        stuck = [d for d in needed if d.bits is None] or _too_dear(needed, lossy, choices)
+        if not stuck:
+            break
+        for decision in stuck:
+            for name in lossy.intersection(decision.sources):
+                why = decision.obstacle or "its packed decisions and codes would take more than it does"
+                _keep(choices, name, f"decision {decision.op} can't be pinned: {why}")
+    pinned = {d.name: d for d in needed}
+    pinned.update(_drop_decided(boundary, choices, droppable, pinned))
+    return tuple(_pin(d) for d in boundary.decisions if d.name in pinned)
+
+
+def _sign_exact(decision: Decision, choices: dict[str, Choice]) -> bool:
+    choice = choices.get(decision.sign_of or "")
+    return choice is not None and choice.traits.sign_exact and choice.codec is not None and codec_named(choice.codec).keeps_sign
+
+
+def _pin(decision: Decision) -> Pin:
+    return Pin(decision, "bits" if decision.bits == 1 else "ternary")
+
+
+def _too_dear(needed: list[Decision], lossy: set[str], choices: dict[str, Choice]) -> list[Decision]:
+    """Decisions whose bits, with the codes of the value they are taken from, outweigh the value itself."""
+    for name in lossy:
+        mine = [d for d in needed if name in d.sources]
+        before = sum(c.saved.nbytes for c in choices.values() if c.unit == choices[name].unit)
+        after = sum(c.nbytes for c in choices.values() if c.unit == choices[name].unit)
+        if mine and before and after + sum(d.nbytes for d in mine) >= before:
+            return mine
+    return []
+
+
+def _keep(choices: dict[str, Choice], name: str, reason: str) -> None:
+    """Save a tensor, and whatever is compressed together with it, as it is."""
+    unit = choices[name].unit
+    for other, choice in choices.items():
+        if choice.unit == unit and choice.codec is not None:
+            nbytes = 0 if choice.image else choice.saved.nbytes
+            choices[other] = replace(choice, codec=None, reason=reason, nbytes=nbytes, unit=choice.saved.name, norm=None)
+
+
+def _drop_decided(
+    boundary: Boundary, choices: dict[str, Choice], droppable: Callable[[Choice, int], bool], pinned: Mapping[str, Decision]
+) -> dict[str, Decision]:
+    """Values that backward reads for decisions alone: save the decisions instead, which loses nothing."""
+    extra: dict[str, Decision] = {}
+    needed = {choice.image.source for choice in choices.values() if choice.image is not None}
+    for name, choice in choices.items():
+        mine = [d for d in boundary.decisions if name in d.sources]
+        if not mine or not _only_decides(choice) or any(d.bits is None for d in mine):
+            continue
+        cost = sum(d.nbytes for d in mine if d.name not in {**pinned, **extra})
+        if cost >= choice.nbytes or not droppable(choice, cost) or name in needed:
+            continue
+        extra.update({d.name: d for d in mine})
+        choices[name] = replace(
+            choice, codec=None, nbytes=0, dropped=True, reason="backward only takes decisions from it; they are pinned"
+        )
+    return extra
+
+
+def _only_decides(choice: Choice) -> bool:
+    ours = choice.saved.kind in (Kind.ACTIVATION, Kind.STATISTIC) and choice.unit == choice.saved.name
+    return ours and {use.role for use in choice.saved.uses} == {Role.DECISION}

@@ -1,0 +1,47 @@
+"""Part of stage 3: one tensor replaces two, where the second can be made again from the first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from .choice import Choice
+from .codecs import codec_named
+from .records import SavedActivation
+from .saved import Boundary
+
+Takes = Callable[[SavedActivation], str | None]
+"""The codec that the policy has for a tensor and that bears its uses; None where it is to be left alone."""
+
+
+def share_rectified(boundary: Boundary, choices: dict[str, Choice], wished: Takes) -> None:
+    """Let the codes of a batch norm's input serve for the ReLU of its output, where both are to have that codec."""
+    for norm in boundary.norms:
+        source, rectified = choices[norm.name], choices.get(norm.rectified or "")
+        if rectified is None or source.norm is None or wished(rectified.saved) != source.codec:
+            continue
+        choices[norm.name] = replace(source, traits=replace(source.traits, rectified=True))
+        choices[rectified.saved.name] = Choice(
+            rectified.saved, source.codec, replace(source.traits, rectified=True, sign_exact=True),
+            f"made again from the codes of {norm.name}", 0, source.unit, norm=norm,
+        )  # fmt: skip
+
+
+def share_images(boundary: Boundary, choices: dict[str, Choice], shared: Callable[[SavedActivation], bool]) -> None:
+    """Make an affine image of a saved tensor again in backward, instead of saving it.
+
+    Args:
+        boundary: What is saved.
+        choices: By name; changed for the images.
+        shared: Whether the policy asks for that, and may touch the tensor at all.
+    """
+    for image in boundary.images:
+        source, mine = choices[image.source], choices[image.name]
+        bits = codec_named(source.codec).bits if source.codec else None
+        too_few = bits is not None and bits < mine.saved.min_bits
+        if mine.norm or source.image or source.rectified or source.unit != source.saved.name or too_few or not shared(mine.saved):
+            continue
+        how = f"the {source.codec} codes of {image.source}" if source.codec else image.source
+        choices[image.name] = replace(
+            mine, codec=source.codec, reason=f"made again from {how}", nbytes=0, unit=source.unit, image=image
+        )
