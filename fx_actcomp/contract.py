@@ -35,9 +35,9 @@ def contract(convolution: fx.Node, parts: Sequence[fx.Node], codec: Codec, layou
             dx = torch.ops.aten.convolution.default(dy, w, None, stride, padding, dilation, True, output_padding, groups)
             found.append(restored.restore(dx))
         if 1 in made:
-            small, means = codec.contract(dy, held, layout)
+            small, means, factor = codec.contract(dy, held, layout)
             how = (None, stride, padding, dilation, False, output_padding, groups, [False, True, False])
-            found.append(torch.ops.aten.convolution_backward.default(small, means.to(dy.dtype), w, *how)[1])
+            found.append(torch.ops.aten.convolution_backward.default(small, means.to(dy.dtype), w, *how)[1] * factor)
         if 2 in made:
             found.append(dy.sum([0, *range(2, dy.dim())]))
         return tuple(found)

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from ._torch import dynamo_patch
 from .backend import annotations_of
 from .compile import trace_graph
+from .nodes import OWN_FILE
 from .options import parse_options
 from .partition import ActcompPartitioner
 from .report import Report
@@ -127,7 +128,7 @@ def compile_apart(model: nn.Module, backend: Callable[..., Any], **options: Any)
         return module(*args, **kwargs)
 
     # Dynamo remembers sizes by a code object's name, and makes those dynamic that change: so each name is new
-    own = types.FunctionType(call.__code__.replace(co_name=f"actcomp_{next(_numbers)}"), globals())
+    own = types.FunctionType(call.__code__.replace(co_name=f"actcomp_{next(_numbers)}", co_filename=OWN_FILE), globals())
     original = getattr(model, "_orig_mod", model)
     compiled = torch.compile(own, backend=backend, **options)
 

@@ -13,6 +13,8 @@ from ._torch import size_hint
 
 _HEAD = re.compile(r"^L\['[^']+'\]\.?|^L__self___?|^(?:self\.)")
 _WRAPPER = re.compile(r"(^|\.)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?=\.|$)")
+OWN_FILE = "<fx_actcomp>"
+"""File name of code that we make around a user's model."""
 _INDEX = re.compile(r"\['?([^'\]]+)'?\]")
 
 
@@ -85,7 +87,7 @@ def module_path(node: fx.Node) -> str:
 def source_line(node: fx.Node) -> str:
     """``file:line`` of the innermost frame of the user's code; empty where unknown."""
     trace = node.meta.get("stack_trace")
-    found = re.findall(r'File "([^"]+)", line (\d+)', trace) if trace else []
+    found = [frame for frame in re.findall(r'File "([^"]+)", line (\d+)', trace or "") if frame[0] != OWN_FILE]
     return f"{found[-1][0]}:{found[-1][1]}" if found else ""
 
 

@@ -64,6 +64,9 @@ class Policy:
                 raise ValueError(f"unknown policy key {key!r}; there are: {', '.join(kinds)}")
             if not isinstance(given, kinds[key]):
                 raise ValueError(f"policy key {key!r} is {given!r}; expected {' or '.join(k.__name__ for k in kinds[key])}")
+        for codec in _sequence(data.get("fallbacks", ())):
+            if not isinstance(codec, (str, Mapping)):
+                raise ValueError(f"unknown codec {codec!r} in 'fallbacks'; there are: {', '.join(sorted(CODECS))}")
         known = {**data, "fallbacks": tuple(_sequence(data.get("fallbacks", ("int8",))))}
         return Policy(**{"name": "custom", **known})  # type: ignore[arg-type] # checked above
 

@@ -19,7 +19,7 @@ from ._torch import saved_output_descriptor, saved_without_version_check
 from .choice import Choice, Pin, Plan
 from .codecs import Layout, Noise, Parts, Reference, Traits, codec_named
 from .contract import contract
-from .nodes import aliases, is_symbol, numel, outputs, step_input, storage_base, value
+from .nodes import aliases, is_symbol, numel, outputs, packet, step_input, storage_base, value
 from .records import Normalized
 from .saved import pair_saved
 from .splice import insert, trace
@@ -157,8 +157,9 @@ class _Editor:
         """Take the weight gradients from the parts themselves; nothing is restored."""
         held = value(unit)
         assert held is not None
-        for user in list(self.placeholders[choice.saved.name].users):
-            contract(user, [slot.backward for slot in parts], codec_named(choice.codec or ""), Layout.of(held))
+        for user in list(self.placeholders[choice.saved.name].users):  # the others are decisions, which are pinned by now
+            if packet(user) == "aten.convolution_backward":
+                contract(user, [slot.backward for slot in parts], codec_named(choice.codec or ""), Layout.of(held))
         self.slots[choice.saved.name] = parts
 
     def pin(self, pin: Pin) -> None:

@@ -6,6 +6,7 @@ buffer would be state that the user's checkpoints know nothing of. An input is s
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import threading
 from collections.abc import Callable, Sequence
@@ -16,7 +17,6 @@ from torch import Tensor, fx
 
 from ._torch import add_input, copy_dynamo_graph
 
-_GOLDEN = 0x9E3779B1
 _lock = threading.Lock()
 _first = 0
 _counter = itertools.count()
@@ -34,7 +34,8 @@ def manual_seed(seed: int) -> None:
     """
     global _first, _counter
     with _lock:
-        _first, _counter = (int(seed) * _GOLDEN) % 2**31, itertools.count()
+        digest = hashlib.sha256(str(int(seed)).encode()).digest()  # all of its bits count, and near seeds lie far apart
+        _first, _counter = int.from_bytes(digest[:4], "little"), itertools.count()
 
 
 def _next() -> int:

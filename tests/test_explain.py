@@ -99,3 +99,8 @@ def test_every_tensor_left_alone_has_a_reason():
     for policy in ("none", "lossless", "int8", "int4"):
         for row in fx_actcomp.explain(model, *inputs, policy=policy, compiler="aot_eager").saved:
             assert row.reason or row.codec not in ("keep", "drop"), row
+
+
+def test_the_source_of_a_model_without_code_of_its_own_is_no_file_of_ours():
+    rows = fx_actcomp.explain(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)), torch.randn(8, 64)).saved
+    assert not [row.source for row in rows if "fx_actcomp/" in row.source]

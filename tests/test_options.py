@@ -127,8 +127,8 @@ def test_bytes_below_zero_are_refused():
 @pytest.mark.parametrize(
     ("key", "given", "expected"),
     [
-        ("policy", 8, "str or PathLike or Policy"),
-        ("policy", None, "str or PathLike or Policy"),
+        ("policy", 8, "str or dict or PathLike or Policy"),
+        ("policy", None, "str or dict or PathLike or Policy"),
         ("min_bytes", "64k", "int"),
         ("min_bytes", 1.5, "int"),
         ("min_bytes", True, "int"),

@@ -149,3 +149,44 @@ def test_check_codec_says_where():
     with pytest.raises(ValueError, match=r"^annotate: unknown codec 'x'"):
         check_codec("x", "annotate")
     assert check_codec(None, "annotate") == "none"
+
+
+@pytest.mark.parametrize(
+    ("given", "spelled"),
+    [
+        ({"codec": "int4", "group": 128}, "int4:group=128"),
+        ("int4:rounding=stochastic,group=64", "int4:group=64,rounding=stochastic"),
+        ({"codec": "pool2", "means": "int8"}, "pool2:means=int8"),
+        ({"codec": "int4", "group": 256}, "int4"),
+        ("fp8:format=e4m3fn", "fp8"),
+    ],
+)
+def test_a_codec_with_parameters_has_one_spelling(given, spelled):
+    assert parse_overrides({"head": given}) == (("head", spelled),)
+    assert codec_for({"*": given}, "head") == spelled
+    assert check_codec(given, "here") == spelled
+
+
+@pytest.mark.parametrize("given", ["int5:group=1", {"codec": "int5"}])
+def test_an_unknown_codec_with_parameters_lists_what_there_is(given):
+    with pytest.raises(ValueError, match="override 'head': unknown codec 'int5'") as caught:
+        parse_overrides({"head": given})
+    assert all(name in str(caught.value) for name in [*CODECS, *POLICIES, "None"])
+
+
+@pytest.mark.parametrize("given", ["int4:grup=1", {"codec": "int4", "grup": 1}])
+def test_an_unknown_parameter_says_where_and_lists_what_there_is(given):
+    with pytest.raises(ValueError, match=r"^override 'head': codec 'int4' has no parameter 'grup'.*group=256, rounding=nearest"):
+        parse_overrides({"head": given})
+
+
+@pytest.mark.parametrize("given", ["int4:group=x", {"codec": "int4", "rounding": "up"}, "fp8:format=e3m4"])
+def test_a_value_that_does_not_suit_says_where(given):
+    with pytest.raises(ValueError, match=r"^override 'head': .*(expected int|there are: )"):
+        parse_overrides({"head": given})
+
+
+def test_a_preset_without_a_codec_takes_no_parameters():
+    for name in ("none:group=1", "lossless:group=1"):
+        with pytest.raises(ValueError, match=r"unknown codec '(none|lossless)'"):
+            parse_overrides({"head": name})

@@ -54,7 +54,7 @@ def test_a_policy_is_frozen():
 
 
 def test_a_policy_prints_its_parts():
-    assert repr(Policy("mine", "int4")) == "Policy(name='mine', values='int4', exact=True, fallbacks=('int8',))"
+    assert repr(Policy("mine", "int4")) == "Policy(name='mine', values='int4', exact=True, fallbacks=('int8',), images=False)"
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -140,7 +140,7 @@ def test_an_unknown_key_lists_what_there_is():
     ("key", "given_here", "expected"),
     [
         ("name", 3, "str"),
-        ("values", 4, "str or NoneType"),
+        ("values", 4, "str or dict or NoneType"),
         ("exact", "yes", "bool"),
         ("exact", 1, "bool"),
         ("fallbacks", "int8", "list or tuple"),
@@ -164,3 +164,63 @@ def test_a_codec_for_masks_is_refused_for_values_with_those_there_are(codec):
         with pytest.raises(ValueError, match=f"codec '{codec}' is for masks and indices") as caught:
             make()
         assert all(name in str(caught.value) for name in LOSSY)
+
+
+PARAMETERS = [
+    ("int4:group=128", {"codec": "int4", "group": 128}),
+    ("int8:rounding=stochastic", {"codec": "int8", "rounding": "stochastic"}),
+    ("fp8:format=e5m2", {"codec": "fp8", "format": "e5m2"}),
+    ("int1:group=512", {"codec": "int1", "group": 512}),
+]
+by_parameters = pytest.mark.parametrize(("spec", "data"), PARAMETERS)
+
+
+@by_parameters
+def test_a_codec_with_parameters_is_a_policy_by_name_and_by_dict(spec, data):
+    policy = policy_named(spec)
+    assert policy == policy_named(data)
+    assert (policy.name, policy.values, policy.exact) == (spec, spec, True)
+
+
+@by_parameters
+def test_a_policy_keeps_the_one_spelling_of_its_codecs(spec, data):
+    policy = Policy("mine", data, fallbacks=(data, "int8:group=256"))
+    assert policy == Policy("mine", spec, fallbacks=(spec, "int8"))
+    assert (policy.values, policy.fallbacks) == (spec, (spec, "int8"))
+    assert Policy.from_dict(json.loads(json.dumps(policy.to_dict()))) == policy
+    assert hash(policy) == hash(Policy("mine", spec, fallbacks=(spec, "int8")))
+
+
+@by_parameters
+def test_files_hold_parameters_by_name_and_by_dict(tmp_path, spec, data):
+    toml, js = tmp_path / "mine.toml", tmp_path / "mine.json"
+    toml.write_text(f'values = "{spec}"\n')
+    js.write_text(json.dumps({"values": data, "fallbacks": [data]}))
+    assert policy_named(toml) == Policy("mine", spec)
+    assert policy_named(js) == Policy("mine", spec, fallbacks=(spec,))
+
+
+def test_a_preset_with_parameters_keeps_the_rest_of_the_preset():
+    assert policy_named("pool2:means=int8") == Policy("pool2:means=int8", "pool2:means=int8", fallbacks=())
+
+
+@pytest.mark.parametrize("spec", ["int8:group=256", {"codec": "int8"}, {"codec": "int8", "rounding": "nearest"}, "int8:"])
+def test_a_preset_whose_parameters_are_the_defaults_is_that_preset(spec):
+    assert policy_named(spec) is POLICIES["int8"]
+
+
+def test_a_codec_that_is_no_preset_is_a_policy_of_its_own():
+    assert policy_named("int1") == Policy("int1", "int1")
+    assert policy_named({"codec": "bits"}) == Policy("bits")
+
+
+@pytest.mark.parametrize("given_here", ["int4:grup=1", {"codec": "int4", "grup": 1}])
+def test_an_unknown_parameter_of_a_policy_lists_what_there_is(given_here):
+    for make in (lambda: policy_named(given_here), lambda: Policy("mine", given_here)):
+        with pytest.raises(ValueError, match=r"no parameter 'grup'; there are .*group=256, rounding=nearest"):
+            make()
+
+
+def test_a_dict_that_is_no_codec_s_is_refused_with_an_example():
+    with pytest.raises(TypeError, match="expected a dict with the key 'codec'"):
+        policy_named({"values": "int4"})

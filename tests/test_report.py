@@ -4,9 +4,9 @@ import stat
 
 import pytest
 
+from fx_actcomp.choice import Choice, Pin, Plan
 from fx_actcomp.codecs import Traits
 from fx_actcomp.options import parse_options
-from fx_actcomp.plan import Choice, Pin, Plan
 from fx_actcomp.records import Decision, Kind, Role, SavedActivation, Use
 from fx_actcomp.report import MIB, Report, Row
 from fx_actcomp.session import Session

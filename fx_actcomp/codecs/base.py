@@ -104,13 +104,16 @@ class Codec(abc.ABC):
         """Whether weight gradients of pointwise convolutions are taken from small tensors: see :meth:`contract`."""
         return False
 
-    def contract(self, gradient: Tensor, parts: Parts, layout: Layout) -> tuple[Tensor, Tensor]:
+    def contract(self, gradient: Tensor, parts: Parts, layout: Layout) -> tuple[Tensor, Tensor, int]:
         """Shrink a convolution's output gradient and its compressed input to the small pair with the same weight gradient.
 
         Args:
             gradient: The gradient of the pointwise convolution's output, (N, C_out, *space).
             parts: What ``compress`` made of its input.
             layout: The input's layout.
+
+        Returns:
+            A gradient and an input, and the number by which their weight gradient is to be multiplied.
         """
         raise NotImplementedError(f"codec {self.name!r} contracts nothing")
 

@@ -9,6 +9,7 @@ longer to make up for it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -127,10 +128,12 @@ class Pool(Codec):
         """Where every use is a pointwise convolution and no mask varies within a window."""
         return traits.pointwise and not traits.sign_exact
 
-    def contract(self, gradient: Tensor, parts: Parts, layout: Layout) -> tuple[Tensor, Tensor]:
-        """The windows' sums of the gradient, and the means."""
-        cut, dims = _windows(gradient.to(computed_in(gradient.dtype)), [self.side] * (gradient.dim() - 2))
-        return cut.sum(dims).to(gradient.dtype), self._means(parts, layout)
+    def contract(self, gradient: Tensor, parts: Parts, layout: Layout) -> tuple[Tensor, Tensor, int]:
+        """The windows' sums of the gradient over their size (the sums themselves may overflow), and the means of the input."""
+        sides = [self.side] * (gradient.dim() - 2)
+        size = math.prod(sides)
+        cut, dims = _windows(gradient.to(computed_in(gradient.dtype)), sides)
+        return (cut.sum(dims) / size).to(gradient.dtype), self._means(parts, layout), size
 
     def _means(self, parts: Parts, layout: Layout) -> Tensor:
         if self.means == "exact":

@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import inspect
 import re
+import types
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -31,6 +32,7 @@ CODECS: dict[str, Codec] = {
 """Every codec with its default parameters; the ones with ``bits`` are lossy."""
 
 _OURS = frozenset(CODECS)
+_PACKAGE = __name__.partition(".")[0]
 
 CodecClass = TypeVar("CodecClass", bound=type[Codec])
 Spec = str | Mapping[str, object]
@@ -66,6 +68,8 @@ def codec_spec(given: Spec) -> str:
     for key, value in parameters.items():
         if not isinstance(value, (str, int, float)):
             raise TypeError(f"codec {name!r}: parameter {key!r} is {value!r}; expected a number or a string")
+        if isinstance(value, str) and set(value) & set(",:="):
+            raise ValueError(f"codec {name!r}: parameter {key!r} is {value!r}; expected a word without ',', ':' and '='")
     listed = ",".join(f"{key}={value}" for key, value in parameters.items())
     return codec_named(f"{name}:{listed}" if listed else name).name
 
@@ -149,9 +153,20 @@ def codec_sources(specs: Iterable[str]) -> tuple[str, ...]:
 
 def _source(kind: type) -> str:
     try:
-        text = Path(inspect.getfile(kind)).read_bytes()
-    except (TypeError, OSError):  # typed into a prompt: its code is all there is
-        parts = [f"{key}:{value.__code__.co_code.hex()}{value.__code__.co_consts}" for key, value in vars(kind).items()
-                 if inspect.isfunction(value)]  # fmt: skip
-        text = "\n".join(parts).encode()
-    return hashlib.sha256(kind.__qualname__.encode() + text).hexdigest()
+        said = Path(inspect.getfile(kind)).read_text(encoding="utf-8")
+    except (TypeError, OSError):  # typed into a prompt: its code and its attributes are all there is
+        mine = [
+            cls for cls in kind.__mro__ if cls.__module__ not in ("builtins", "abc") and not cls.__module__.startswith(_PACKAGE)
+        ]
+        said = repr([(cls.__qualname__, key, _said(value)) for cls in mine for key, value in vars(cls).items()])
+    return hashlib.sha256(f"{kind.__qualname__} {said}".encode()).hexdigest()
+
+
+def _said(value: object) -> object:
+    """What tells one function or attribute from another, the same in every process."""
+    value = getattr(value, "fget", None) or getattr(value, "__func__", value)
+    code = value if isinstance(value, types.CodeType) else getattr(value, "__code__", None)
+    if isinstance(code, types.CodeType):
+        defaults = (getattr(value, "__defaults__", None), getattr(value, "__kwdefaults__", None))
+        return code.co_code, code.co_names, code.co_varnames, [_said(const) for const in code.co_consts], defaults
+    return value if isinstance(value, (str, bytes, int, float, complex, tuple, frozenset, type(None))) else type(value).__name__

@@ -10,15 +10,23 @@ from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fx_actcomp._torch import inductor_decompositions
-from fx_actcomp.codecs import CODECS, Layout, Traits
+from fx_actcomp.codecs import CODECS, Layout, Traits, codec_named
+from fx_actcomp.codecs.float8 import Float8
 from fx_actcomp.codecs.layout import group_blocks, group_view
 from fx_actcomp.codecs.quantize import Quantize
 
 ANY_SHAPE = Layout.of(torch.empty(2, 3))
-LOSSY = sorted(name for name, codec in CODECS.items() if codec.bits is not None and codec.fits(ANY_SHAPE, Traits()) is None)
+WITH_PARAMETERS = ["fp8:format=e5m2", "int4:group=128"]
+LOSSY = sorted(
+    name
+    for name in [*CODECS, *WITH_PARAMETERS]
+    if (codec := codec_named(name)).bits is not None and codec.fits(ANY_SHAPE, Traits()) is None
+)
 """Codecs for values of any shape; the ones for images alone have a file of their own."""
 
-SIGN_EXACT = sorted(name for name in LOSSY if CODECS[name].keeps_sign)
+SIGN_EXACT = sorted(name for name in LOSSY if codec_named(name).keeps_sign)
+QUANTIZE = sorted(name for name in LOSSY if isinstance(codec_named(name), Quantize))
+POSITIVE = Traits(sign_exact=True)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 TRAITS = [Traits(), Traits(spatial=True)]
 SHAPES = [
@@ -172,6 +180,18 @@ def group_numbers(codec, x, traits):
     return group_extreme(codec, layout.from_memory(numbers), traits, "amin")
 
 
+def in_place(x, function):
+    """What ``function`` makes of the values, in the layout of ``x``."""
+    layout = Layout.of(x)
+    return layout.from_memory(function(layout.to_memory(x)))
+
+
+def stored_bits(codec, x, traits):
+    """Bits an element that the parts keep alive."""
+    kept = sum(part.untyped_storage().nbytes() for part in codec.compress(x, traits))
+    return 8 * kept / x.numel()
+
+
 def smallest_subnormal(dtype):
     info = torch.finfo(dtype)
     return info.smallest_normal * info.eps
@@ -190,7 +210,22 @@ def quantize_bound(codec, x, traits):
     return stated + rounding
 
 
-BOUNDS = {Quantize: quantize_bound}
+def float8_bound(codec, x, traits):
+    """What the docstring of ``Float8`` states, and the rounding of the types that it computes in and restores to."""
+    relative, absolute, largest = {"e4m3fn": (2.0**-4, 2.0**-10, 416), "e5m2": (2.0**-3, 2.0**-17, 57344)}[codec.format]
+    layout = Layout.of(x)
+    held = layout.to_memory(x).double()
+    finite = layout.from_memory(torch.where(held.isfinite(), held.abs(), 0.0))
+    scale = group_extreme(codec, finite, traits, "amax").numpy() / largest
+    computed, restored = torch.finfo(torch.promote_types(x.dtype, torch.float32)), torch.finfo(x.dtype)
+    size = np.abs(held.numpy())
+    stated = np.maximum(relative * size, absolute * scale * (2 if traits.sign_exact else 1))
+    stated = np.where(scale > computed.tiny, stated, np.maximum(relative * size, computed.tiny))
+    rounding = 8 * (2.0**-24 + computed.eps) + 2 * restored.eps
+    return stated * (1 + rounding) + rounding * size + smallest_subnormal(x.dtype)
+
+
+BOUNDS = {Quantize: quantize_bound, Float8: float8_bound}
 """How far a value may be off, in the order of memory, by the class of the codec."""
 
 
@@ -210,6 +245,23 @@ def assert_same_layout(x, y):
     assert (y.shape, y.dtype, steps_that_count(y)) == (x.shape, x.dtype, steps_that_count(x))
 
 
-by_codec = pytest.mark.parametrize("codec", [CODECS[name] for name in LOSSY], ids=LOSSY)
-by_sign_exact_codec = pytest.mark.parametrize("codec", [CODECS[name] for name in SIGN_EXACT], ids=SIGN_EXACT)
+ids = {"ids": lambda held: getattr(held, "__name__", str(held).removeprefix("torch."))}
+by_dtype = pytest.mark.parametrize("dtype", DTYPES, **ids)
+by_codec = pytest.mark.parametrize("codec", [codec_named(name) for name in LOSSY], ids=LOSSY)
+by_quantize = pytest.mark.parametrize("codec", [codec_named(name) for name in QUANTIZE], ids=QUANTIZE)
+by_sign_exact_codec = pytest.mark.parametrize("codec", [codec_named(name) for name in SIGN_EXACT], ids=SIGN_EXACT)
 by_traits = pytest.mark.parametrize("traits", TRAITS, ids=["flat", "spatial"])
+
+
+def assert_harms_no_other(codec, traits, poison, x, place):
+    """One element of ``x`` made NaN or infinite stays so and changes nothing in other groups."""
+    layout = Layout.of(x)
+    held = layout.to_memory(x).clone()
+    clean = memory(roundtrip(codec, layout.from_memory(held), traits), layout)
+    groups = group_numbers(codec, x, traits).flatten()
+    place %= held.numel()
+    held.view(-1)[place] = poison
+    harmed = memory(roundtrip(codec, layout.from_memory(held), traits), layout)
+    others = (groups != groups[place]).numpy()
+    assert np.array_equal(harmed.ravel()[others], clean.ravel()[others])
+    assert not np.isfinite(harmed.ravel()[place])

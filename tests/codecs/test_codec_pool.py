@@ -8,7 +8,7 @@ from codec_cases import assert_same_layout, channels_last, contiguous, every_oth
 from torch import nn
 
 import fx_actcomp
-from fx_actcomp.codecs import CODECS, Layout, Traits
+from fx_actcomp.codecs import CODECS, Layout, Traits, codec_named
 from fx_actcomp.records import Role
 
 CONVOLVED = frozenset({Role.CONV_WEIGHT_GRAD})
@@ -73,6 +73,105 @@ def test_division_keeps_its_bound(shape, dtype, traits):
     bound = (high - low) / 8 + 2**-7 * largest + 2**-8 * np.abs(means) + 2**-8 * np.abs(means) + 0.01 * largest
     bound += torch.finfo(dtype).eps * x.double().abs().numpy() + 1e-6
     assert (np.abs(y.double().numpy() - x.double().numpy()) <= bound).all()
+
+
+@by_shape
+@pytest.mark.parametrize("side", [2, 4])
+@pytest.mark.parametrize("traits", [IMAGES, POSITIVE], ids=["plain", "sign_exact"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_means_in_8_bits_are_off_by_the_window_s_range_and_half_a_step_at_most(shape, side, traits, dtype):
+    x = torch.randn(shape)
+    x = (x.relu() if traits.sign_exact else x).to(dtype)
+    y = roundtrip(codec_named(f"pool{side}:means=int8"), x, traits).double().numpy()
+    dims, values = tuple(range(2, x.dim())), x.double().numpy()
+    counted = values > 0 if traits.sign_exact else np.ones(shape, dtype=bool)
+    means = np.zeros(shape)
+    for where in windows(values, side):
+        cut, count = values[where], counted[where].sum(axis=dims, keepdims=True)
+        means[where] = (cut * counted[where]).sum(axis=dims, keepdims=True) / np.maximum(count, 1)
+    half = (means.max() - means.min()) / 512
+    rounding = 4 * torch.finfo(dtype).eps * np.abs(means).max()
+    assert (np.abs(y - means)[counted] <= half + rounding).all()
+    assert (y[~counted] == 0).all()
+    for where in windows(values, side):
+        low = np.where(counted[where], values[where], np.inf).min(axis=dims, keepdims=True)
+        high = np.where(counted[where], values[where], -np.inf).max(axis=dims, keepdims=True)
+        stated = np.where(counted[where], high - low, 0) + half + rounding
+        assert (np.abs(y[where] - values[where]) <= stated).all()
+
+
+@pytest.mark.parametrize("side", [2, 4])
+def test_means_in_8_bits_are_within_half_a_step_of_their_own_channel(side):
+    scales = torch.tensor([1e-3, 1.0, 1e3]).view(1, 3, 1, 1)
+    x = torch.randn(2, 3, 64, 64) * scales
+    off = roundtrip(codec_named(f"pool{side}:means=int8"), x, IMAGES) - roundtrip(CODECS[f"pool{side}"], x, IMAGES)
+    means = x.unfold(2, side, side).unfold(3, side, side).mean((-1, -2))
+    half = (means.amax((2, 3)) - means.amin((2, 3))) / 512
+    assert (off.abs().amax((2, 3)) <= half * (1 + 1e-4)).all()
+    assert (off.abs().amax((2, 3)) > half / 2).all()
+
+
+@by_layout
+@by_shape
+def test_means_in_8_bits_keep_shape_strides_and_signs(layout, shape):
+    for traits in (IMAGES, POSITIVE):
+        x = layout(torch.randn(shape).relu())
+        y = roundtrip(codec_named("pool2:means=int8"), x, traits)
+        assert_same_layout(x, y)
+        assert not traits.sign_exact or torch.equal(y > 0, x > 0)
+
+
+def test_means_in_8_bits_take_a_quarter_of_exact_ones():
+    x = torch.randn(16, 32, 32, 32)
+    taken = {name: sum(p.nbytes for p in codec_named(name).compress(x, IMAGES)) for name in ("pool2", "pool2:means=int8")}
+    assert taken["pool2"] == x.nbytes / 4
+    assert x.nbytes / 16 <= taken["pool2:means=int8"] <= x.nbytes / 16 * 1.04
+
+
+CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+
+
+@by_shape
+@by_layout
+@pytest.mark.parametrize("name", ["pool2", "pool4", "pool2:means=int8"])
+def test_the_contracted_pair_has_the_weight_gradient_of_the_restored_tensor(name, shape, layout):
+    codec, x = codec_named(name), layout(torch.randn(shape, dtype=torch.float64))
+    parts = codec.compress(x, IMAGES)
+    restored = codec.decompress(parts, Layout.of(x), IMAGES)
+    dy = layout(torch.randn(shape[0], 6, *shape[2:], dtype=torch.float64))
+    small, means = codec.contract(dy, parts, Layout.of(x))
+    assert small.shape[2:] == means.shape[2:] == tuple(-(-n // codec.side) for n in shape[2:])
+    expected = torch.einsum("no...,nc...->oc", dy, restored)
+    assert torch.allclose(torch.einsum("no...,nc...->oc", small, means), expected, rtol=1e-10, atol=1e-10)
+    weight = torch.zeros(6, shape[1], *[1] * (len(shape) - 2), dtype=torch.float64, requires_grad=True)
+    CONV[len(shape) - 2](means, weight).backward(small)
+    assert torch.allclose(weight.grad.view(6, shape[1]), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_the_windows_sums_of_a_low_precision_gradient_are_taken_in_float32():
+    x, dy = torch.randn(2, 3, 8, 8).bfloat16(), torch.randn(2, 5, 8, 8).bfloat16()
+    small, _ = CODECS["pool4"].contract(dy, CODECS["pool4"].compress(x, IMAGES), Layout.of(x))
+    sums = dy.float().unfold(2, 4, 4).unfold(3, 4, 4).sum((-1, -2))
+    assert torch.equal(small, sums.bfloat16())
+
+
+def test_the_windows_sums_of_a_float16_gradient_do_not_overflow():
+    x, dy = torch.full((1, 3, 8, 8), 2.0**-10).half(), torch.full((1, 2, 8, 8), 2.0**13).half()
+    small, means = CODECS["pool4"].contract(dy, CODECS["pool4"].compress(x, IMAGES), Layout.of(x))
+    found = torch.einsum("nohw,nchw->oc", small.double(), means.double())
+    assert torch.equal(found, torch.full((2, 3), 8.0 * 64, dtype=torch.float64))
+
+
+def test_only_pointwise_uses_without_a_mask_contract():
+    pointwise = Traits(spatial=True, roles=CONVOLVED, pointwise=True)
+    for name in ("pool2", "pool4", "pool2:means=int8"):
+        assert codec_named(name).contracts(pointwise)
+        assert not codec_named(name).contracts(IMAGES)
+        assert not codec_named(name).contracts(Traits(spatial=True, roles=CONVOLVED, pointwise=True, sign_exact=True))
+    for name in ("division", "int8", "fp8"):
+        assert not codec_named(name).contracts(pointwise)
+    with pytest.raises(NotImplementedError, match="codec 'int8' contracts nothing"):
+        CODECS["int8"].contract(torch.zeros(1), (), Layout.of(torch.zeros(1)))
 
 
 @by_name
