@@ -1,4 +1,4 @@
-from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -79,14 +79,23 @@ def test_a_smaller_relu_below_min_bytes_stays_beside_the_norms_code():
     assert not error(net, x, min_bytes=4 * 8 * 256 * 2 + 1)
 
 
+class Places(NamedTuple):
+    """What there is to read."""
+
+    net: Any
+    input: Any
+    norm: Any
+    relu: Any
+
+
 def used(function):
     """What reads the norm's input, its output and the ReLU, beside the head."""
 
     def forward(net, x):
-        at = SimpleNamespace(net=net, input=net.conv(x))
-        at.norm = net.norm(at.input)
-        at.relu = net.relu(at.norm)
-        return net.head(at.relu), function(at)
+        h = net.conv(x)
+        normed = net.norm(h)
+        relu = net.relu(normed)
+        return net.head(relu), function(Places(net, h, normed, relu))
 
     return Net(forward)
 
@@ -136,16 +145,23 @@ def test_a_relu_with_an_exact_use_is_kept_and_the_norms_input_has_its_code():
     assert codecs(rows) == ("blpa4", "keep")
 
 
-def test_a_norm_after_a_relu_keeps_that_relus_mask():
-    net, x = Net(lambda net, x: (net.other(h := net.relu(net.conv(x))), net.head(net.norm(h.detach())))), image()
-    for policy in ("blpa8", "blpa4"):
-        assert_same_mask(net, x, policy, bias="conv.bias")
+def normed_relu(*, then_relu):
+    """A ReLU that a convolution and a norm read; no gradient comes from the norm, so the first bias's is of the mask alone."""
+
+    def forward(net, x):
+        h = net.relu(net.conv(x))
+        normed = net.norm(h)
+        return net.other(h), net.head(F.relu(normed) if then_relu else normed)
+
+    net = Net(forward)
+    nn.init.zeros_(net.head.weight)
+    return net
 
 
-def test_a_norm_after_a_relu_and_before_another_keeps_both_masks():
-    net, x = Net(lambda net, x: (net.other(h := net.relu(net.conv(x))), net.head(F.relu(net.norm(h.detach()))))), image()
-    for bias in ("conv.bias", "norm.bias"):
-        assert_same_mask(net, x, "blpa8", bias=bias)
+@pytest.mark.parametrize("policy", ["blpa8", "blpa4"])
+@pytest.mark.parametrize("then_relu", [False, True])
+def test_a_norm_after_a_relu_keeps_that_relus_mask(policy, then_relu):
+    assert_same_mask(normed_relu(then_relu=then_relu), image(), policy, bias="conv.bias")
 
 
 @pytest.mark.parametrize("combine", [torch.mul, torch.add])

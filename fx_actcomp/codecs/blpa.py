@@ -76,14 +76,16 @@ class Blpa(Codec):
         """The norm's input."""
         scale = self._scale(_reference(traits), layout, traits)
         z, _ = self._decode(parts, layout, scale)
-        return layout.from_memory((scale.mean + z * (scale.sign / scale.rstd)).to(layout.dtype))
+        most = torch.finfo(layout.dtype).max
+        return layout.from_memory((scale.mean + z * (scale.sign / scale.rstd)).clamp(-most, most).to(layout.dtype))
 
     def rectify(self, parts: Parts, layout: Layout, traits: Traits) -> Tensor:
         """The ReLU of the norm's output."""
         scale = self._scale(_reference(traits), layout, traits)
         z, above = self._decode(parts, layout, scale)
         rest = torch.where(scale.bias.isnan(), torch.nan, 0.0)
-        values = torch.where(above, (scale.weight * z + scale.bias).clamp_min(smallest(layout.dtype)), rest)
+        positive = (scale.weight * z + scale.bias).clamp(smallest(layout.dtype), torch.finfo(layout.dtype).max)
+        values = torch.where(above, positive, rest)
         return layout.from_memory(values.to(layout.dtype))
 
     def _decode(self, parts: Parts, layout: Layout, scale: _Scale) -> tuple[Tensor, Tensor]:
@@ -101,7 +103,9 @@ class Blpa(Codec):
         weight = torch.ones_like(mean) if reference.weight is None else reference.weight.to(dtype).reshape(shape)
         bias = torch.zeros_like(mean) if reference.bias is None else reference.bias.to(dtype).reshape(shape)
         size = weight.abs()
-        zero = -bias / size.clamp_min(torch.finfo(dtype).tiny) if traits.rectified else torch.zeros_like(mean)
+        zero = torch.zeros_like(mean)
+        if traits.rectified:  # a channel of weight 0 is positive everywhere or nowhere
+            zero = torch.where(size > 0, -bias / size, torch.where(bias > 0, -torch.inf, torch.inf))
         zero = zero.clamp(-self.sigmas, self.sigmas)
         count = ((zero + self.sigmas) * (levels / (2 * self.sigmas))).round().clamp(1, levels - 1)
         return _Scale(

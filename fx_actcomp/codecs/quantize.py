@@ -149,7 +149,7 @@ def refusal(name: str, layout: Layout) -> str | None:
     """Why a codec for values can't take a tensor: no floats, no elements, or a number of them that may be none."""
     if layout.dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
         return f"codec {name!r} takes floating-point tensors, not {str(layout.dtype).removeprefix('torch.')}"
-    if not layout.shape or 0 in layout.shape:
+    if not layout.shape or any(isinstance(size, int) and size == 0 for size in layout.shape):  # never ask a symbol
         return "a single element, or none"
     if any(size_hint(size) is None for size in layout.shape):
         return "a size that is only known at run time may be 0"
