@@ -12,25 +12,27 @@ from collections.abc import Collection, Mapping
 from torch import fx
 
 from .nodes import is_cast, is_view, numel, packet, storage_base, stored_bytes, value
-from .records import Image, Normalized
+from .records import Image, Kind, Normalized
 
 _AFFINE = frozenset({"aten.mul", "aten.add", "aten.sub"})
+_KEPT = (Kind.STATISTIC, Kind.PARAMETER)
 _SHRINKS = 16
 """How many times fewer elements than the tensor a factor of its affine image must have, to count as a parameter."""
 
 
-def find_norms(forward: fx.Graph, saved: Collection[fx.Node]) -> tuple[Normalized, ...]:
+def find_norms(forward: fx.Graph, saved: Collection[fx.Node], parameters: Collection[fx.Node]) -> tuple[Normalized, ...]:
     """Saved inputs of batch norms in training, with the saved ReLU of each one's output where there is one.
 
     Args:
         forward: The forward graph.
         saved: The nodes that it saves.
+        parameters: Its parameters and buffers.
     """
-    found = [_normalized(node, saved) for node in forward.nodes if packet(node) == "aten.var_mean"]
+    found = [_normalized(node, saved, parameters) for node in forward.nodes if packet(node) == "aten.var_mean"]
     return tuple(norm for norm in found if norm is not None)
 
 
-def _normalized(moments: fx.Node, saved: Collection[fx.Node]) -> Normalized | None:
+def _normalized(moments: fx.Node, saved: Collection[fx.Node], parameters: Collection[fx.Node]) -> Normalized | None:
     """Read ``relu((x - mean) * rstd * weight + bias)`` off a graph, from its ``var_mean`` on."""
     x = _uncast(moments.args[0])
     held = None if x is None else value(x)
@@ -43,14 +45,15 @@ def _normalized(moments: fx.Node, saved: Collection[fx.Node]) -> Normalized | No
     if mean is None or rstd is None or centered is None or _uncast(centered.args[0]) is not x or centered.args[1] is not mean:
         return None
     end = _user(centered, "aten.mul")
-    if end is None or set(end.all_input_nodes) != {centered, rstd}:
+    if end is None or set(end.all_input_nodes) != {centered, rstd} or centered.kwargs:
         return None
-    end, weight = _per_channel(end, "aten.mul")
-    end, bias = _per_channel(end, "aten.add")
-    rectified = next((user for user in _through_casts(end) if packet(user) == "aten.relu" and user in saved), None)
-    needed = [node for node in (mean, rstd, weight, bias) if node is not None]
+    end, weight = _per_channel(end, "aten.mul", parameters)
+    end, bias = _per_channel(end, "aten.add", parameters)
+    relus = [user for user in _through_casts(end) if packet(user) == "aten.relu" and user in saved]
+    rectified = next((relu for relu in relus if _laid_out(relu) == _laid_out(x)), None)  # codes lie as x does
+    references = [node for node in (mean, rstd, weight, bias) if node is not None]
     bases = {storage_base(node) for node in saved}
-    carried = sum(stored_bytes(node.meta["val"]) for node in needed if not _at_hand(node, bases))
+    carried = sum(stored_bytes(node.meta["val"]) for node in references if not _at_hand(node, bases))
     return Normalized(x.name, mean.name, rstd.name, _name(weight), _name(bias), _name(rectified), carried)
 
 
@@ -88,40 +91,46 @@ def _through_casts(node: fx.Node) -> list[fx.Node]:
     return [last for user in node.users for last in (_through_casts(user) if is_cast(user) else [user])]
 
 
-def _per_channel(node: fx.Node, name: str) -> tuple[fx.Node, fx.Node | None]:
-    """The next step of a norm's output where it combines with one number a channel; the step, and these numbers."""
+def _laid_out(node: fx.Node) -> list[str]:
+    held = value(node)
+    return [] if held is None else [str(number) for number in (*held.shape, *held.stride())]
+
+
+def _per_channel(node: fx.Node, name: str, parameters: Collection[fx.Node]) -> tuple[fx.Node, fx.Node | None]:
+    """The next step of a norm's output where it combines with a parameter of one number a channel; the step, and that one."""
     held = value(node)
     for user in node.users:
-        others = [arg for arg in user.all_input_nodes if arg is not node]
-        if packet(user) == name and len(others) == 1 and held is not None and numel(others[0]) == held.shape[1]:
-            return user, others[0]
+        others = [arg for arg in user.args if arg is not node]
+        other = others[0] if len(others) == 1 else None
+        if packet(user) == name and not user.kwargs and isinstance(other, fx.Node) and held is not None:
+            sizes = [*[1] * held.dim(), *other.meta["val"].shape][-held.dim() :]
+            if sizes == [1, held.shape[1], *[1] * (held.dim() - 2)] and _is_parameter(other, parameters):
+                return user, other
     return node, None
 
 
-def find_images(saved: Mapping[fx.Node, bool], static_inputs: Collection[fx.Node]) -> tuple[Image, ...]:
+def find_images(saved: Mapping[fx.Node, Kind], parameters: Collection[fx.Node]) -> tuple[Image, ...]:
     """Saved tensors that are an affine function of one other saved tensor, parameters and saved statistics.
 
     Args:
-        saved: The nodes that a forward graph saves, and whether each is an activation (else a parameter or a statistic).
-        static_inputs: Its parameters and buffers.
+        saved: The nodes that a forward graph saves, and what each one is.
+        parameters: Its parameters and buffers.
     """
-    found = []
-    for node, is_activation in saved.items():
-        if is_activation and (image := _image(node, saved, static_inputs)) is not None:
-            found.append(image)
-    return tuple(found)
+    found = [_image(node, saved, parameters) for node, kind in saved.items() if kind is Kind.ACTIVATION]
+    return tuple(image for image in found if image is not None)
 
 
-def _image(node: fx.Node, saved: Mapping[fx.Node, bool], static_inputs: Collection[fx.Node]) -> Image | None:
+def _image(node: fx.Node, saved: Mapping[fx.Node, Kind], parameters: Collection[fx.Node]) -> Image | None:
     chain: list[fx.Node] = []
     carried: list[fx.Node] = []
     current = node
-    while current is node or not saved.get(current):
+    while current is node or saved.get(current) is not Kind.ACTIVATION:
         if not (is_view(current) or is_cast(current) or packet(current) in _AFFINE) or current.kwargs:
             return None
-        large = [arg for arg in current.all_input_nodes if numel(arg) * _SHRINKS > numel(node)]
-        small = [arg for arg in current.all_input_nodes if arg not in large]
-        if len(large) != 1 or not all(arg in saved or _is_parameter(arg, static_inputs) for arg in small):
+        inputs = [arg for arg in current.args if isinstance(arg, fx.Node)]  # the square of a tensor has it twice
+        large = [arg for arg in inputs if numel(arg) * _SHRINKS > numel(node)]
+        small = [arg for arg in inputs if arg not in large]
+        if len(large) != 1 or not all(saved.get(arg) in _KEPT or _is_parameter(arg, parameters) for arg in small):
             return None
         chain.insert(0, current)
         carried += [arg for arg in small if arg not in carried]
@@ -130,8 +139,8 @@ def _image(node: fx.Node, saved: Mapping[fx.Node, bool], static_inputs: Collecti
     return Image(node.name, current.name, tuple(n.name for n in chain), tuple(n.name for n in carried)) if affine else None
 
 
-def _is_parameter(node: fx.Node, static_inputs: Collection[fx.Node]) -> bool:
+def _is_parameter(node: fx.Node, parameters: Collection[fx.Node]) -> bool:
     """Whether the node is a parameter, or a view of one of known sizes."""
     held = value(node)
     known = held is not None and all(isinstance(size, int) for size in held.shape)
-    return known and storage_base(node) in static_inputs
+    return known and storage_base(node) in parameters

@@ -137,9 +137,10 @@ def find_saved(forward: fx.Graph, backward: fx.Graph, *, num_outputs: int, stati
         )
         counted.add(base)
     nodes = [node for node, _ in saved]
-    ours = {node: record.kind is Kind.ACTIVATION for node, record in zip(nodes, records, strict=True)}
+    kinds = {node: record.kind for node, record in zip(nodes, records, strict=True)}
     parameters = {node for node, position in inputs.items() if position in static_inputs}
-    return Boundary(tuple(records), tuple(found.decisions.values()), find_norms(forward, nodes), find_images(ours, parameters))
+    norms, images = find_norms(forward, nodes, parameters), find_images(kinds, parameters)
+    return Boundary(tuple(records), tuple(found.decisions.values()), norms, images)
 
 
 def _kind(node: fx.Node, base: fx.Node, inputs: dict[fx.Node, int], static_inputs: Collection[int], theirs: set[fx.Node]) -> Kind:

@@ -41,7 +41,10 @@ def settle_decisions(boundary: Boundary, choices: dict[str, Choice], droppable: 
 
 def _sign_exact(decision: Decision, choices: dict[str, Choice]) -> bool:
     choice = choices.get(decision.sign_of or "")
-    return choice is not None and choice.traits.sign_exact and choice.codec is not None and codec_named(choice.codec).keeps_sign
+    if choice is None or choice.codec is None or not choice.traits.sign_exact:
+        return False
+    codec = codec_named(choice.codec)
+    return codec.keeps_sign and (choice.rectified or not codec.referenced)  # of a norm's input it keeps no sign
 
 
 def _pin(decision: Decision) -> Pin:
@@ -73,7 +76,8 @@ def _drop_decided(
 ) -> dict[str, Decision]:
     """Values that backward reads for decisions alone: save the decisions instead, which loses nothing."""
     extra: dict[str, Decision] = {}
-    needed = {choice.image.source for choice in choices.values() if choice.image is not None}
+    images = [choice.image for choice in choices.values() if choice.image is not None]
+    needed = {name for image in images for name in (image.source, *image.carried)}
     for name, choice in choices.items():
         mine = [d for d in boundary.decisions if name in d.sources]
         if not mine or not _only_decides(choice) or any(d.bits is None for d in mine):

@@ -8,7 +8,8 @@ zero lies at or beyond one of its ends (where the original masks off every posit
 compared again; and with 8 bits the range is 4.25 standard deviations, since clipping at 3 dominates their error. With 4 bits
 the wide bins do, and 3 is near the best range for a normal distribution.
 
-Known limit: values beyond the range are clipped to it. Of a normal distribution these are 2 in 100,000 (3 in 1,000 at 3).
+Known limits: values beyond the range are clipped to it; of a normal distribution these are 2 in 100,000 (3 in 1,000 at 3).
+And backward reads the norm's bias, so that torch refuses a bias that is changed in place between forward and backward.
 """
 
 from __future__ import annotations
