@@ -42,6 +42,7 @@ PRIVATE_NAMES = (
     "torch._logging.trace_structured",
     "torch._subclasses.fake_tensor.FakeTensor",
     "torch._subclasses.fake_tensor.FakeTensorMode",
+    "torch._subclasses.fake_tensor.unset_fake_temporarily",
     "torch.fx.experimental.proxy_tensor.make_fx",
     "torch.fx.traceback.annotate",
 )
@@ -222,6 +223,11 @@ def fake_mode_of(x: torch.Tensor) -> AbstractContextManager[object]:
     if mode is None:
         raise ValueError(f"expected a fake tensor, got a {type(x).__name__}: the graph was traced without values")
     return mode  # type: ignore[no-any-return]
+
+
+def no_fake() -> AbstractContextManager[object]:
+    """Tensors made inside are real, whatever fake mode is active."""
+    return private("torch._subclasses.fake_tensor.unset_fake_temporarily")()  # type: ignore[no-any-return]
 
 
 @functools.cache

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from .codecs import Traits, codec_named
-from .records import Decision, Image, Normalized, SavedActivation
+from .codecs import Codec, Traits, codec_named
+from .records import Decision, Image, Inversion, Normalized, SavedActivation
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,8 @@ class Choice:
             tensor that this one is made again from.
         dropped: Whether it is not saved at all, since its decisions are pinned and nothing else reads it.
         norm: The batch norm whose statistics a referenced codec builds on.
-        image: How it is made again from another saved tensor; then it isn't saved itself.
+        image: How it is made again from other saved tensors; then it isn't saved itself.
+        inversion: The saved function of it that it is restored from.
     """
 
     saved: SavedActivation
@@ -34,11 +36,17 @@ class Choice:
     dropped: bool = False
     norm: Normalized | None = None
     image: Image | None = None
+    inversion: Inversion | None = None
 
     @property
     def lossy(self) -> bool:
         """Whether it comes back changed."""
         return self.codec is not None and codec_named(self.codec).bits is not None
+
+    @property
+    def moves_decisions(self) -> bool:
+        """Whether a decision that backward takes from it might come out otherwise."""
+        return self.lossy and not (self.inversion is not None and self.inversion.inverse.exact_decisions)
 
     @property
     def rectified(self) -> bool:
@@ -69,3 +77,7 @@ class Plan:
     choices: tuple[Choice, ...]
     pins: tuple[Pin, ...]
     matched: frozenset[str]
+
+
+Measure = Callable[[str, Codec, Traits], int | str]
+"""Bytes that a codec makes of a forward node, by its name, or the reason why it doesn't fit."""

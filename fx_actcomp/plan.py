@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .choice import Choice, Plan
+from .choice import Choice, Measure, Plan
 from .codecs import CODECS, Codec, Traits, codec_named
 from .options import Settings
 from .overrides import find_override
 from .policy import Policy, policy_of
-from .records import ALIVE_ANYWAY, EXACT_BITS, MIN_BITS, Kind, Normalized, Role, SavedActivation
+from .records import ALIVE_ANYWAY, EXACT_BITS, MIN_BITS, Image, Inversion, Kind, Normalized, Role, SavedActivation
 from .saved import Boundary
 from .settle import settle_decisions
-from .share import share_images, share_rectified
-
-Measure = Callable[[str, Codec, Traits], int | str]
-"""Bytes that a codec makes of a forward node, by its name, or the reason why it doesn't fit."""
+from .share import share_images, share_inverted, share_rectified
 
 
 def make_plan(boundary: Boundary, settings: Settings, measure: Measure, shared: Mapping[str, str | None]) -> Plan:
@@ -45,11 +42,20 @@ def make_plan(boundary: Boundary, settings: Settings, measure: Measure, shared: 
         codecs, _ = _candidates([saved], wishes[saved.name].policy)
         return codecs[0].name if codecs and ours(saved) else None
 
+    def shared_image(image: Image) -> bool:
+        policy = wishes[image.name].policy
+        return (policy.images if image.affine else policy.invert) and ours(flat[image.name].saved)
+
+    def inverted(inversion: Inversion) -> bool:
+        asked = any(wishes[name].policy.invert for name in (inversion.name, inversion.source))
+        return asked and ours(flat[inversion.name].saved)
+
     def droppable(choice: Choice, cost: int) -> bool:
         return wishes[choice.saved.name].policy.exact and (choice.saved.nbytes >= settings.min_bytes or not cost)
 
     share_rectified(boundary, flat, wished)
-    share_images(boundary, flat, lambda saved: wishes[saved.name].policy.images and ours(saved))
+    share_images(boundary, flat, shared_image)
+    share_inverted(boundary, flat, inverted, measure)
     pins = settle_decisions(boundary, flat, droppable)
     matched = frozenset(wish.pattern for wish in wishes.values() if wish.pattern)
     return Plan(settings.policy.name, tuple(flat[saved.name] for saved in boundary.saved), pins, matched)

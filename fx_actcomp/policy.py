@@ -28,6 +28,8 @@ class Policy:
             which changes no bit of any gradient.
         fallbacks: Codecs for uses that ask for more bits, fewest bits first.
         images: Whether a norm's output is made again from its saved input or x-hat, instead of being saved beside it.
+        invert: Whether the input of an invertible function is restored from its saved output, and a product of saved
+            tensors (SwiGLU) is made again from these.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Policy:
     exact: bool = True
     fallbacks: tuple[str, ...] = ("int8",)
     images: bool = False
+    invert: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", None if self.values is None else codec_spec(self.values))
@@ -58,6 +61,7 @@ class Policy:
         kinds: dict[str, tuple[type, ...]] = {
             "name": (str,), "values": (str, dict, type(None)), "exact": (bool,), "fallbacks": (list, tuple),
             "images": (bool,),
+            "invert": (bool,),
         }  # fmt: skip
         for key, given in data.items():
             if key not in kinds:
@@ -87,6 +91,7 @@ POLICIES: dict[str, Policy] = {
     "division": Policy("division", "division"),
     "blpa8": Policy("blpa8", "blpa8", images=True),
     "blpa4": Policy("blpa4", "blpa4", fallbacks=("int4", "int8"), images=True),
+    "invert": Policy("invert", images=True, invert=True),
 }
 """The presets, by name."""
 

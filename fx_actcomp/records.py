@@ -10,6 +10,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from .invert import Inverse
+
 EXACT_BITS = 99
 """Precision asked of a value that must come back exactly; more than any lossy codec keeps."""
 
@@ -167,13 +169,31 @@ class Image:
         name: The tensor.
         source: The one that it can be made from.
         chain: The forward nodes from the source (not itself) to the tensor, in order.
-        carried: What the chain reads beside: parameters, or views of them, and saved statistics.
+        carried: What the chain reads beside: parameters, or views of them, and saved statistics; of a product the other
+            factors.
+        affine: Whether it is affine in the source; else it is a product or another pointwise function of several tensors.
     """
 
     name: str
     source: str
     chain: tuple[str, ...]
     carried: tuple[str, ...]
+    affine: bool = True
+
+
+@dataclass(frozen=True)
+class Inversion:
+    """A saved tensor that can be restored from a saved function of it.
+
+    Attributes:
+        name: The tensor, the function's input.
+        source: The function's output.
+        inverse: How.
+    """
+
+    name: str
+    source: str
+    inverse: Inverse
 
 
 @dataclass(frozen=True)

@@ -210,11 +210,15 @@ class _Editor:
     def _restore(self, parts: list[Slot], node: fx.Node, choice: Choice, before: fx.Node) -> fx.Node:
         """Decompress a choice's tensor in backward, as the layout of ``node``."""
         codec = codec_named(choice.codec or "")
-        references = [self._carry(self._node(name)) for name in choice.norm.references] if choice.norm else []
-        traits, norm = choice.traits, choice.norm
+        traits, norm, inversion = choice.traits, choice.norm, choice.inversion
+        references = [self._carry(self._node(name)) for name in norm.references] if norm else []
+        if inversion is not None:
+            references = [self._carry(self._node(inversion.source), before)]
 
         def decompress(held: Parts, layout: Layout, _: Traits, *beside: Tensor) -> Tensor:
             known = replace(traits, reference=_reference(norm, beside)) if norm else traits
+            if inversion is not None:
+                known = replace(traits, output=beside[0])
             return codec.rectify(held, layout, known) if choice.rectified else codec.decompress(held, layout, known)
 
         return self._decompress(parts, references, node, decompress, traits, before)

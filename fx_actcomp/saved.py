@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from .annotate import annotation
+from .inversions import find_inversions, find_products
 from .nodes import (
     is_cast,
     is_tangent,
@@ -27,7 +28,7 @@ from .nodes import (
 )
 from .norms import find_images, find_norms
 from .ranges import nonnegative_nodes, upper_bounds
-from .records import Decision, Image, Kind, Normalized, SavedActivation
+from .records import Decision, Image, Inversion, Kind, Normalized, SavedActivation
 from .uses import find_uses
 
 _STATISTICS = {
@@ -57,13 +58,15 @@ class Boundary:
         saved: The saved tensors, in the order in which forward returns them.
         decisions: What backward decides from them.
         norms: Which of them are inputs of batch norms.
-        images: Which of them can be made again from another one.
+        images: Which of them can be made again from others.
+        inversions: Which of them are inputs of invertible functions whose outputs are saved, too.
     """
 
     saved: tuple[SavedActivation, ...]
     decisions: tuple[Decision, ...]
     norms: tuple[Normalized, ...] = ()
     images: tuple[Image, ...] = ()
+    inversions: tuple[Inversion, ...] = ()
 
 
 def saved_nodes(forward: fx.Graph, num_outputs: int) -> list[fx.Node]:
@@ -139,8 +142,13 @@ def find_saved(forward: fx.Graph, backward: fx.Graph, *, num_outputs: int, stati
     nodes = [node for node, _ in saved]
     kinds = {node: record.kind for node, record in zip(nodes, records, strict=True)}
     parameters = {node for node, position in inputs.items() if position in static_inputs}
-    norms, images = find_norms(forward, nodes, parameters), find_images(kinds, parameters)
-    return Boundary(tuple(records), tuple(found.decisions.values()), norms, images)
+    return Boundary(
+        saved=tuple(records),
+        decisions=tuple(found.decisions.values()),
+        norms=find_norms(forward, nodes, parameters),
+        images=(*find_images(kinds, parameters), *find_products(kinds)),
+        inversions=find_inversions(kinds),
+    )
 
 
 def _kind(node: fx.Node, base: fx.Node, inputs: dict[fx.Node, int], static_inputs: Collection[int], theirs: set[fx.Node]) -> Kind:

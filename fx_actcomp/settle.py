@@ -25,7 +25,7 @@ def settle_decisions(boundary: Boundary, choices: dict[str, Choice], droppable: 
         The decisions that move to forward.
     """
     while True:
-        lossy = {name for name, choice in choices.items() if choice.lossy}
+        lossy = {name for name, choice in choices.items() if choice.moves_decisions}
         needed = [d for d in boundary.decisions if lossy.intersection(d.sources) and not _sign_exact(d, choices)]
         stuck = [d for d in needed if d.bits is None] or _too_dear(needed, lossy, choices)
         if not stuck:
@@ -68,7 +68,9 @@ def _keep(choices: dict[str, Choice], name: str, reason: str) -> None:
     for other, choice in choices.items():
         if choice.unit == unit and choice.codec is not None:
             nbytes = 0 if choice.image else choice.saved.nbytes
-            choices[other] = replace(choice, codec=None, reason=reason, nbytes=nbytes, unit=choice.saved.name, norm=None)
+            choices[other] = replace(
+                choice, codec=None, reason=reason, nbytes=nbytes, unit=choice.saved.name, norm=None, inversion=None
+            )
 
 
 def _drop_decided(
@@ -78,6 +80,7 @@ def _drop_decided(
     extra: dict[str, Decision] = {}
     images = [choice.image for choice in choices.values() if choice.image is not None]
     needed = {name for image in images for name in (image.source, *image.carried)}
+    needed |= {choice.inversion.source for choice in choices.values() if choice.inversion is not None}
     for name, choice in choices.items():
         mine = [d for d in boundary.decisions if name in d.sources]
         if not mine or not _only_decides(choice) or any(d.bits is None for d in mine):

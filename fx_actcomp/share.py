@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from .choice import Choice
-from .codecs import codec_named
-from .records import SavedActivation
+from .choice import Choice, Measure
+from .codecs import CODECS, codec_named
+from .records import Image, Inversion, SavedActivation
 from .saved import Boundary
 
 Takes = Callable[[SavedActivation], str | None]
@@ -27,8 +27,8 @@ def share_rectified(boundary: Boundary, choices: dict[str, Choice], wished: Take
         )  # fmt: skip
 
 
-def share_images(boundary: Boundary, choices: dict[str, Choice], shared: Callable[[SavedActivation], bool]) -> None:
-    """Make an affine image of a saved tensor again in backward, instead of saving it.
+def share_images(boundary: Boundary, choices: dict[str, Choice], shared: Callable[[Image], bool]) -> None:
+    """Make an image of saved tensors again in backward, instead of saving it.
 
     Args:
         boundary: What is saved.
@@ -37,11 +37,42 @@ def share_images(boundary: Boundary, choices: dict[str, Choice], shared: Callabl
     """
     for image in boundary.images:
         source, mine = choices[image.source], choices[image.name]
+        if not image.affine and not all(_exact(choices[name]) for name in (image.source, *image.carried)):
+            continue
         bits = codec_named(source.codec).bits if source.codec else None
         too_few = bits is not None and bits < mine.saved.min_bits
-        if mine.norm or source.image or source.rectified or source.unit != source.saved.name or too_few or not shared(mine.saved):
+        if mine.norm or source.image or source.rectified or source.unit != source.saved.name or too_few or not shared(image):
             continue
         how = f"the {source.codec} codes of {image.source}" if source.codec else image.source
         choices[image.name] = replace(
             mine, codec=source.codec, reason=f"made again from {how}", nbytes=0, unit=source.unit, image=image
         )
+
+
+def share_inverted(boundary: Boundary, choices: dict[str, Choice], wanted: Callable[[Inversion], bool], measure: Measure) -> None:
+    """Restore the input of an invertible function from its output, where that is saved exactly.
+
+    Args:
+        boundary: What is saved.
+        choices: By name; changed for the inputs.
+        wanted: Whether the policy asks for that, and may touch the tensor at all.
+        measure: Bytes of a codec on a node.
+    """
+    images = [choice.image for choice in choices.values() if choice.image]
+    sources = {name for image in images for name in (image.source, *image.carried)}
+    for inversion in boundary.inversions:
+        mine, output = choices[inversion.name], choices[inversion.source]
+        if not wanted(inversion) or not _exact(output) or not _exact(mine) or mine.saved.name in sources:
+            continue
+        traits = replace(mine.traits, inverse=inversion.inverse)
+        nbytes = measure(mine.saved.name, CODECS["invert"], traits)
+        if isinstance(nbytes, int) and nbytes < mine.saved.nbytes:
+            reason = f"restored from {inversion.source}, {inversion.inverse} of it"
+            choices[mine.saved.name] = replace(
+                mine, codec="invert", traits=traits, reason=reason, nbytes=nbytes, inversion=inversion
+            )
+
+
+def _exact(choice: Choice) -> bool:
+    """Whether the tensor is saved, as it is."""
+    return choice.codec is None and choice.image is None and not choice.dropped

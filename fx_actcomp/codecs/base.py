@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from ..invert import Inverse
 from ..records import Role
 from .layout import Layout
 from .noise import Noise
@@ -47,8 +48,10 @@ class Traits:
         upper: Inclusive bound on an integer tensor's values, none of which is negative.
         normed: Whether it is a batch norm's input, in training.
         rectified: Whether the codes are to serve for the ReLU of that norm's output, too.
+        inverse: How to restore it from a function of it that is saved exactly.
         noise: Random numbers, for a codec that is ``stochastic``; there while it compresses.
         reference: The norm's statistics and parameters, for a codec that is ``referenced``; there on both sides.
+        output: The output of the function that ``inverse`` inverts; there in backward.
     """
 
     sign_exact: bool = False
@@ -58,8 +61,10 @@ class Traits:
     upper: int | None = None
     normed: bool = False
     rectified: bool = False
+    inverse: Inverse | None = None
     noise: Noise | None = field(default=None, compare=False, repr=False)
     reference: Reference | None = field(default=None, compare=False, repr=False)
+    output: Tensor | None = field(default=None, compare=False, repr=False)
 
     @property
     def convolved(self) -> bool:

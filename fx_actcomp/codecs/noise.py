@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_MASK = 0xFFFFFFFF
-_MULTIPLIER = 0x45D9F3B  # below 2**27: the product with 32 bits stays inside int64, where overflow would be undefined
+_MULTIPLIER = 0x45D9F3B
 _GOLDEN = 0x9E3779B1  # 2**32 over the golden ratio: neighbouring steps land far apart
 
 
@@ -30,17 +29,20 @@ class Noise:
 
     def uniform(self, x: Tensor) -> Tensor:
         """fp32 numbers in [0, 1), multiples of 2**-24, one for each element of ``x``, independent of its values."""
-        index = torch.zeros((), dtype=torch.int64, device=x.device)
+        index = torch.zeros((), dtype=torch.int32, device=x.device)  # 32 bits: no CPU multiplies vectors of 64 well
         for d, size in enumerate(x.shape):
-            place = torch.arange(size, dtype=torch.int64, device=x.device)
+            place = torch.arange(size, dtype=torch.int32, device=x.device)
             index = index * size + place.view(*[1] * d, size, *[1] * (x.dim() - 1 - d))
         # the key is hashed on its own first: positions and steps that differ by the same amount mustn't meet
-        key = _mix((self.step * _GOLDEN + self.salt) & _MASK)
-        return (_mix((index & _MASK) ^ key) >> 8).to(torch.float32) * 2.0**-24
+        key = _mix(((self.step % 2**31 * _GOLDEN + self.salt) >> 1).to(torch.int32))
+        return ((_mix(index ^ key) >> 8) & 0xFFFFFF).to(torch.float32) * 2.0**-24
 
 
 def _mix(x: Tensor) -> Tensor:
-    """A bijection of 32 bits, each of which depends on all (T. Mueller's hash: two rounds of shift, xor and multiply)."""
+    """A bijection of 32 bits, each of which depends on all (T. Mueller's hash: two rounds of shift, xor and multiply).
+
+    Products wrap, as torch's int32 does with every compiler; the masks make arithmetic shifts logical ones.
+    """
     for _ in range(2):
-        x = ((x ^ (x >> 16)) * _MULTIPLIER) & _MASK
-    return x ^ (x >> 16)
+        x = (x ^ ((x >> 16) & 0xFFFF)) * _MULTIPLIER
+    return x ^ ((x >> 16) & 0xFFFF)

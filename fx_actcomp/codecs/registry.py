@@ -16,6 +16,7 @@ from .base import Codec
 from .bits import Bits, Narrow, Ternary
 from .blpa import Blpa
 from .float8 import Float8
+from .inverse import Invert
 from .pool import Division, Pool
 from .quantize import Quantize
 
@@ -27,6 +28,7 @@ CODECS: dict[str, Codec] = {
         Float8(),
         *(Pool("pool2", 2), Pool("pool4", 4), Division()),
         *(Blpa("blpa8", 8), Blpa("blpa4", 4, sigmas=3.0)),
+        Invert(),
     )
 }
 """Every codec with its default parameters; the ones with ``bits`` are lossy."""

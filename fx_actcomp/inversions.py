@@ -1,0 +1,117 @@
+"""Saved inputs of invertible functions whose output is saved, too; and saved products of saved tensors (SwiGLU, GEGLU)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Mapping
+
+import torch
+from torch import Tensor, fx
+
+from ._torch import no_fake
+from .invert import recognize
+from .nodes import is_cast, is_view, numel, packet, value
+from .records import Image, Inversion, Kind
+
+_LONGEST = 24
+_RESHAPES = {f"aten.{name}" for name in "view _unsafe_view reshape squeeze unsqueeze".split()}
+"""Views that keep the elements in their order."""
+
+_READS_NO_OUTPUT = {
+    f"aten.{name}"
+    for name in "mm bmm addmm baddbmm convolution add sub mul neg cat stack sum mean embedding constant_pad_nd where".split()
+}
+"""Producers whose backward doesn't read what they made, so that a function of it is all that backward asks of it."""
+
+
+def find_inversions(saved: Mapping[fx.Node, Kind]) -> tuple[Inversion, ...]:
+    """Saved activations that can be restored from another saved tensor, which is an invertible function of them.
+
+    Args:
+        saved: The nodes that a forward graph saves, and what each one is.
+    """
+    found: dict[fx.Node, Inversion] = {}
+    for y in saved:
+        chain = _chain(y, saved)
+        leaves = {leaf for node in chain for leaf in _inputs(node) if leaf not in chain and numel(leaf) > 1}
+        if len(leaves) != 1:
+            continue
+        (x,) = leaves
+        if x in found or saved.get(x) is not Kind.ACTIVATION or not _alike(x, y) or not _only_for(x, chain):
+            continue
+        with no_fake():
+            inverse = recognize(functools.partial(_evaluate, chain, x, y))
+        if inverse is not None:
+            found[x] = Inversion(x.name, y.name, inverse)
+    return tuple(found.values())
+
+
+def find_products(saved: Mapping[fx.Node, Kind]) -> tuple[Image, ...]:
+    """Saved activations that are a pointwise function of two or more other saved ones of their size."""
+    found = []
+    for h, kind in saved.items():
+        chain = _chain(h, saved) if kind is Kind.ACTIVATION else []
+        leaves = list(dict.fromkeys(leaf for node in chain for leaf in _inputs(node) if leaf not in chain and numel(leaf) > 1))
+        if len(leaves) >= 2 and all(saved.get(leaf) is Kind.ACTIVATION and numel(leaf) == numel(h) for leaf in leaves):
+            names = tuple(leaf.name for leaf in leaves)
+            found.append(Image(h.name, names[0], tuple(node.name for node in chain), names[1:], affine=False))
+    return tuple(found)
+
+
+def _inputs(node: fx.Node) -> list[fx.Node]:
+    return [arg for arg in node.all_input_nodes if isinstance(arg.meta.get("val"), Tensor)]
+
+
+def _chain(end: fx.Node, saved: Collection[fx.Node]) -> list[fx.Node]:
+    """The pointwise nodes from saved ones to ``end``, in graph order; empty where something else stands between."""
+    reached: set[fx.Node] = set()
+    stack = [end]
+    while stack:
+        node = stack.pop()
+        if node in reached or (node in saved and node is not end) or node.op == "placeholder":
+            continue
+        if not _is_pointwise(node) or len(reached) == _LONGEST:
+            return []
+        reached.add(node)
+        stack.extend(_inputs(node))
+    return [node for node in end.graph.nodes if node in reached]
+
+
+def _is_pointwise(node: fx.Node) -> bool:
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in target.tags:
+        return False
+    makes = not _inputs(node) and numel(node) == 1  # a constant
+    return torch.Tag.pointwise in target.tags or is_cast(node) or packet(node) in _RESHAPES or makes
+
+
+def _alike(x: fx.Node, y: fx.Node) -> bool:
+    """Whether both have as many elements of the same type."""
+    first, second = value(x), value(y)
+    assert first is not None
+    assert second is not None
+    return first.dtype is second.dtype and first.dtype.is_floating_point and str(first.numel()) == str(second.numel())
+
+
+def _only_for(x: fx.Node, chain: Collection[fx.Node]) -> bool:
+    """Whether backward reads x for the derivative of the chain alone: neither its producer nor another reader asks for it."""
+    producer = x
+    while is_view(producer) or is_cast(producer):
+        source = producer.args[0]
+        assert isinstance(source, fx.Node)
+        producer = source
+    readers = [user for user in x.users if user not in chain and user.op != "output"]
+    return packet(producer) in _READS_NO_OUTPUT and all(packet(user) in {"aten.add", "aten.sub"} for user in readers)
+
+
+def _evaluate(chain: Collection[fx.Node], x: fx.Node, y: fx.Node, grid: Tensor) -> Tensor:
+    """The chain on other numbers, in float64: casts and views change neither."""
+    values: dict[fx.Node, Tensor] = {x: grid}
+    for node in chain:
+        if is_cast(node) or packet(node) in _RESHAPES:
+            values[node] = values[_inputs(node)[0]]
+        else:
+            assert callable(node.target)
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: values[n] if n in values else n.meta["val"])
+            values[node] = node.target(*args, **kwargs)
+    return values[y]
