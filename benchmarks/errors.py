@@ -72,6 +72,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=0)
     parser.add_argument("models", nargs="*", default=list(MODELS))
     args = parser.parse_args()
+    torch._dynamo.config.recompile_limit = 64  # each policy compiles the same code anew
     rows = []
     for name in args.models or MODELS:
         plain = stepper(name, "none") if args.pairs else None

@@ -9,13 +9,17 @@ import torch
 from torch import Tensor, fx
 
 from ._torch import no_fake
+from .codecs import Layout
 from .invert import recognize
 from .nodes import is_cast, is_view, numel, packet, value
+from .norms import KEPT, is_parameter
 from .records import Image, Inversion, Kind
 
 _LONGEST = 24
 _RESHAPES = {f"aten.{name}" for name in "view _unsafe_view reshape squeeze unsqueeze".split()}
 """Views that keep the elements in their order."""
+
+_PERMUTES = {"aten.permute", "aten.t", "aten.transpose"}
 
 _READS_NO_OUTPUT = {
     f"aten.{name}"
@@ -32,30 +36,60 @@ def find_inversions(saved: Mapping[fx.Node, Kind]) -> tuple[Inversion, ...]:
     """
     found: dict[fx.Node, Inversion] = {}
     for y in saved:
-        chain = _chain(y, saved)
+        end, turned = _unpermuted(y)
+        chain = _chain(end, saved)
         leaves = {leaf for node in chain for leaf in _inputs(node) if leaf not in chain and numel(leaf) > 1}
         if len(leaves) != 1:
             continue
         (x,) = leaves
         if x in found or saved.get(x) is not Kind.ACTIVATION or not _alike(x, y) or not _only_for(x, chain):
             continue
+        if turned and not _in_order(end):
+            continue
         with no_fake():
-            inverse = recognize(functools.partial(_evaluate, chain, x, y))
+            inverse = recognize(functools.partial(_evaluate, chain, x, end))
         if inverse is not None:
-            found[x] = Inversion(x.name, y.name, inverse)
+            found[x] = Inversion(x.name, y.name, inverse, permuted=bool(turned))
     return tuple(found.values())
 
 
-def find_products(saved: Mapping[fx.Node, Kind]) -> tuple[Image, ...]:
-    """Saved activations that are a pointwise function of two or more other saved ones of their size."""
+def find_products(saved: Mapping[fx.Node, Kind], parameters: Collection[fx.Node]) -> tuple[Image, ...]:
+    """Saved activations that are a pointwise function of several other saved tensors: gated units, norms of a sum.
+
+    Args:
+        saved: The nodes that a forward graph saves, and what each one is.
+        parameters: Its parameters and buffers.
+    """
     found = []
     for h, kind in saved.items():
-        chain = _chain(h, saved) if kind is Kind.ACTIVATION else []
-        leaves = list(dict.fromkeys(leaf for node in chain for leaf in _inputs(node) if leaf not in chain and numel(leaf) > 1))
-        if len(leaves) >= 2 and all(saved.get(leaf) is Kind.ACTIVATION and numel(leaf) == numel(h) for leaf in leaves):
-            names = tuple(leaf.name for leaf in leaves)
-            found.append(Image(h.name, names[0], tuple(node.name for node in chain), names[1:], affine=False))
+        end, turned = _unpermuted(h)
+        chain = _chain(end, saved) if kind is Kind.ACTIVATION else []
+        leaves = list(dict.fromkeys(leaf for node in chain for leaf in _inputs(node) if leaf not in chain))
+        large = [leaf for leaf in leaves if numel(leaf) == numel(h)]
+        small = [leaf for leaf in leaves if leaf not in large]
+        kept = all(saved.get(leaf) in KEPT or is_parameter(leaf, parameters) for leaf in small)
+        if len(large) >= 2 and kept and all(saved.get(leaf) in (Kind.ACTIVATION, Kind.INPUT) for leaf in large):
+            carried = tuple(leaf.name for leaf in (*large[1:], *small))
+            found.append(Image(h.name, large[0].name, tuple(node.name for node in (*chain, *turned)), carried, affine=False))
     return tuple(found)
+
+
+def _unpermuted(node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
+    """What a saved transpose or permutation is one of, and these views in order."""
+    turned: list[fx.Node] = []
+    while packet(node) in _PERMUTES:
+        turned.insert(0, node)
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        node = source
+    return node, turned
+
+
+def _in_order(node: fx.Node) -> bool:
+    """Whether its elements lie in memory as in the logical order, without gaps."""
+    held = value(node)
+    layout = Layout.of(held) if held is not None else None
+    return layout is not None and layout.dense and layout.order == tuple(range(len(layout.shape))) and not layout.expanded
 
 
 def _inputs(node: fx.Node) -> list[fx.Node]:

@@ -15,7 +15,8 @@ from .nodes import is_cast, is_view, numel, packet, storage_base, stored_bytes, 
 from .records import Image, Kind, Normalized
 
 _AFFINE = frozenset({"aten.mul", "aten.add", "aten.sub"})
-_KEPT = (Kind.STATISTIC, Kind.PARAMETER)
+KEPT = (Kind.STATISTIC, Kind.PARAMETER)
+"""Kinds that are saved as they are, whatever the policy."""
 _SHRINKS = 16
 """How many times fewer elements than the tensor a factor of its affine image must have, to count as a parameter."""
 
@@ -104,7 +105,7 @@ def _per_channel(node: fx.Node, name: str, parameters: Collection[fx.Node]) -> t
         other = others[0] if len(others) == 1 else None
         if packet(user) == name and not user.kwargs and isinstance(other, fx.Node) and held is not None:
             sizes = [*[1] * held.dim(), *other.meta["val"].shape][-held.dim() :]
-            if sizes == [1, held.shape[1], *[1] * (held.dim() - 2)] and _is_parameter(other, parameters):
+            if sizes == [1, held.shape[1], *[1] * (held.dim() - 2)] and is_parameter(other, parameters):
                 return user, other
     return node, None
 
@@ -130,7 +131,7 @@ def _image(node: fx.Node, saved: Mapping[fx.Node, Kind], parameters: Collection[
         inputs = [arg for arg in current.args if isinstance(arg, fx.Node)]  # the square of a tensor has it twice
         large = [arg for arg in inputs if numel(arg) * _SHRINKS > numel(node)]
         small = [arg for arg in inputs if arg not in large]
-        if len(large) != 1 or not all(saved.get(arg) in _KEPT or _is_parameter(arg, parameters) for arg in small):
+        if len(large) != 1 or not all(saved.get(arg) in KEPT or is_parameter(arg, parameters) for arg in small):
             return None
         chain.insert(0, current)
         carried += [arg for arg in small if arg not in carried]
@@ -139,7 +140,7 @@ def _image(node: fx.Node, saved: Mapping[fx.Node, Kind], parameters: Collection[
     return Image(node.name, current.name, tuple(n.name for n in chain), tuple(n.name for n in carried)) if affine else None
 
 
-def _is_parameter(node: fx.Node, parameters: Collection[fx.Node]) -> bool:
+def is_parameter(node: fx.Node, parameters: Collection[fx.Node]) -> bool:
     """Whether the node is a parameter, or a view of one of known sizes."""
     held = value(node)
     known = held is not None and all(isinstance(size, int) for size in held.shape)

@@ -10,7 +10,7 @@ from .codecs import CODECS, Codec, Traits, codec_named
 from .options import Settings
 from .overrides import find_override
 from .policy import Policy, policy_of
-from .records import ALIVE_ANYWAY, EXACT_BITS, MIN_BITS, Image, Inversion, Kind, Normalized, Role, SavedActivation
+from .records import ALIVE_ANYWAY, EXACT_BITS, MIN_BITS, Image, Kind, Normalized, Role, SavedActivation
 from .saved import Boundary
 from .settle import settle_decisions
 from .share import share_images, share_inverted, share_rectified
@@ -46,16 +46,12 @@ def make_plan(boundary: Boundary, settings: Settings, measure: Measure, shared: 
         policy = wishes[image.name].policy
         return (policy.images if image.affine else policy.invert) and ours(flat[image.name].saved)
 
-    def inverted(inversion: Inversion) -> bool:
-        asked = any(wishes[name].policy.invert for name in (inversion.name, inversion.source))
-        return asked and ours(flat[inversion.name].saved)
-
     def droppable(choice: Choice, cost: int) -> bool:
         return wishes[choice.saved.name].policy.exact and (choice.saved.nbytes >= settings.min_bytes or not cost)
 
     share_rectified(boundary, flat, wished)
     share_images(boundary, flat, shared_image)
-    share_inverted(boundary, flat, inverted, measure)
+    share_inverted(boundary, flat, lambda saved: wishes[saved.name].policy.invert, ours, measure)
     pins = settle_decisions(boundary, flat, droppable)
     matched = frozenset(wish.pattern for wish in wishes.values() if wish.pattern)
     return Plan(settings.policy.name, tuple(flat[saved.name] for saved in boundary.saved), pins, matched)

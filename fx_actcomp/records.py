@@ -189,11 +189,13 @@ class Inversion:
         name: The tensor, the function's input.
         source: The function's output.
         inverse: How.
+        permuted: Whether the source is a permuted view of the output, whose memory is in order.
     """
 
     name: str
     source: str
     inverse: Inverse
+    permuted: bool = False
 
 
 @dataclass(frozen=True)

@@ -199,7 +199,7 @@ def _folded(rows: Sequence[Row]) -> list[list[Row]]:
         key: tuple[object, ...] = (
             re.sub(r"\d+", "#", row.module), row.op, row.shape, row.dtype, row.kind, row.bytes_before > 0, row.codec,
             tuple(re.sub(r"\d+", "#", used) for used in row.used_by),
-            re.sub(r"(exact|again from|codes of) .*", "", row.reason),
+            re.sub(r"(exact|again from|codes of|restored from) .*", "", row.reason),
         )  # fmt: skip
         if not re.search(r"\d", row.module):
             key = (*key, row.graph, row.number)

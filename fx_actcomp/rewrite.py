@@ -218,7 +218,8 @@ class _Editor:
         def decompress(held: Parts, layout: Layout, _: Traits, *beside: Tensor) -> Tensor:
             known = replace(traits, reference=_reference(norm, beside)) if norm else traits
             if inversion is not None:
-                known = replace(traits, output=beside[0])
+                output = Layout.of(beside[0]).to_memory(beside[0]) if inversion.permuted else beside[0]
+                known = replace(traits, output=output)
             return codec.rectify(held, layout, known) if choice.rectified else codec.decompress(held, layout, known)
 
         return self._decompress(parts, references, node, decompress, traits, before)

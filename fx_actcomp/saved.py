@@ -146,7 +146,7 @@ def find_saved(forward: fx.Graph, backward: fx.Graph, *, num_outputs: int, stati
         saved=tuple(records),
         decisions=tuple(found.decisions.values()),
         norms=find_norms(forward, nodes, parameters),
-        images=(*find_images(kinds, parameters), *find_products(kinds)),
+        images=(*find_images(kinds, parameters), *find_products(kinds, parameters)),
         inversions=find_inversions(kinds),
     )
 

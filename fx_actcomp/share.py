@@ -7,9 +7,11 @@ from dataclasses import replace
 
 from .choice import Choice, Measure
 from .codecs import CODECS, codec_named
-from .records import Image, Inversion, SavedActivation
+from .records import Image, Role, SavedActivation
 from .saved import Boundary
 
+_ALONE = "no saved tensor is an invertible function of it; where torch recomputes that one, saving it would gain nothing"
+Asks = Callable[[SavedActivation], bool]
 Takes = Callable[[SavedActivation], str | None]
 """The codec that the policy has for a tensor and that bears its uses; None where it is to be left alone."""
 
@@ -37,32 +39,43 @@ def share_images(boundary: Boundary, choices: dict[str, Choice], shared: Callabl
     """
     for image in boundary.images:
         source, mine = choices[image.source], choices[image.name]
-        if not image.affine and not all(_exact(choices[name]) for name in (image.source, *image.carried)):
+        read = [choices[name] for name in (image.source, *image.carried) if name in choices]
+        if not image.affine and not all(map(_exact, read)):
             continue
         bits = codec_named(source.codec).bits if source.codec else None
         too_few = bits is not None and bits < mine.saved.min_bits
         if mine.norm or source.image or source.rectified or source.unit != source.saved.name or too_few or not shared(image):
             continue
         how = f"the {source.codec} codes of {image.source}" if source.codec else image.source
+        how += f" and {len(read) - 1} more" if len(read) > 1 and not image.affine else ""
         choices[image.name] = replace(
             mine, codec=source.codec, reason=f"made again from {how}", nbytes=0, unit=source.unit, image=image
         )
 
 
-def share_inverted(boundary: Boundary, choices: dict[str, Choice], wanted: Callable[[Inversion], bool], measure: Measure) -> None:
+def share_inverted(boundary: Boundary, choices: dict[str, Choice], wanted: Asks, may_touch: Asks, measure: Measure) -> None:
     """Restore the input of an invertible function from its output, where that is saved exactly.
 
     Args:
         boundary: What is saved.
         choices: By name; changed for the inputs.
-        wanted: Whether the policy asks for that, and may touch the tensor at all.
+        wanted: Whether the policy of a tensor asks for that.
+        may_touch: Whether it may do with the tensor, alone, what it likes.
         measure: Bytes of a codec on a node.
     """
     images = [choice.image for choice in choices.values() if choice.image]
     sources = {name for image in images for name in (image.source, *image.carried)}
+    names = {inversion.name for inversion in boundary.inversions}
+    for name, choice in choices.items():
+        bent = any(use.role is Role.NONLINEAR for use in choice.saved.uses)
+        if bent and name not in names and _exact(choice) and wanted(choice.saved):
+            choices[name] = replace(
+                choice, reason="no saved tensor is an invertible function of it (torch may recompute that one)"
+            )
     for inversion in boundary.inversions:
         mine, output = choices[inversion.name], choices[inversion.source]
-        if not wanted(inversion) or not _exact(output) or not _exact(mine) or mine.saved.name in sources:
+        asked = wanted(mine.saved) or wanted(output.saved)
+        if not asked or not may_touch(mine.saved) or not _exact(output) or not _exact(mine) or mine.saved.name in sources:
             continue
         traits = replace(mine.traits, inverse=inversion.inverse)
         nbytes = measure(mine.saved.name, CODECS["invert"], traits)
