@@ -11,13 +11,13 @@ from torch import Tensor, fx
 from ._torch import no_fake
 from .codecs import Layout
 from .invert import recognize
-from .nodes import is_cast, is_view, numel, packet, value
-from .norms import KEPT, is_parameter
+from .nodes import RESHAPES, is_cast, is_view, numel, packet, reshaped_base, stored_bytes, value
+from .norms import is_parameter
 from .records import Image, Inversion, Kind
 
 _LONGEST = 24
-_RESHAPES = {f"aten.{name}" for name in "view _unsafe_view reshape squeeze unsqueeze".split()}
-"""Views that keep the elements in their order."""
+_SHRINKS = 16
+"""How many times smaller a statistic, a parameter or a gate is than what it scales."""
 
 _PERMUTES = {"aten.permute", "aten.t", "aten.transpose"}
 
@@ -54,12 +54,16 @@ def find_inversions(saved: Mapping[fx.Node, Kind]) -> tuple[Inversion, ...]:
 
 
 def find_products(saved: Mapping[fx.Node, Kind], parameters: Collection[fx.Node]) -> tuple[Image, ...]:
-    """Saved activations that are a pointwise function of several other saved tensors: gated units, norms of a sum.
+    """Saved activations that are a pointwise function of others: gated units, norms of a sum, what follows a batch norm.
+
+    What such a function reads beside tensors of its size (statistics, parameters, a gate) is small, and is saved exactly.
+    A function of one tensor alone is left to :func:`find_inversions`.
 
     Args:
         saved: The nodes that a forward graph saves, and what each one is.
         parameters: Its parameters and buffers.
     """
+    at_hand = {reshaped_base(node) for node in saved}
     found = []
     for h, kind in saved.items():
         end, turned = _unpermuted(h)
@@ -67,10 +71,14 @@ def find_products(saved: Mapping[fx.Node, Kind], parameters: Collection[fx.Node]
         leaves = list(dict.fromkeys(leaf for node in chain for leaf in _inputs(node) if leaf not in chain))
         large = [leaf for leaf in leaves if numel(leaf) == numel(h)]
         small = [leaf for leaf in leaves if leaf not in large]
-        kept = all(saved.get(leaf) in KEPT or is_parameter(leaf, parameters) for leaf in small)
-        if len(large) >= 2 and kept and all(saved.get(leaf) in (Kind.ACTIVATION, Kind.INPUT) for leaf in large):
+        if len(leaves) < 2 or not large or not all(saved.get(leaf) in (Kind.ACTIVATION, Kind.INPUT) for leaf in large):
+            continue
+        new = [leaf for leaf in small if reshaped_base(leaf) not in at_hand and not is_parameter(leaf, parameters)]
+        if all(numel(leaf) * _SHRINKS <= numel(h) for leaf in small) and all(leaf.op != "placeholder" for leaf in new):
             carried = tuple(leaf.name for leaf in (*large[1:], *small))
-            found.append(Image(h.name, large[0].name, tuple(node.name for node in (*chain, *turned)), carried, affine=False))
+            steps = tuple(node.name for node in (*chain, *turned))
+            extra = tuple((leaf.name, stored_bytes(leaf.meta["val"])) for leaf in new)
+            found.append(Image(h.name, large[0].name, steps, carried, affine=False, extra=extra))
     return tuple(found)
 
 
@@ -97,12 +105,13 @@ def _inputs(node: fx.Node) -> list[fx.Node]:
 
 
 def _chain(end: fx.Node, saved: Collection[fx.Node]) -> list[fx.Node]:
-    """The pointwise nodes from saved ones to ``end``, in graph order; empty where something else stands between."""
+    """The pointwise nodes from saved and small ones to ``end``, in graph order; empty where something else stands between."""
     reached: set[fx.Node] = set()
     stack = [end]
     while stack:
         node = stack.pop()
-        if node in reached or (node in saved and node is not end) or node.op == "placeholder":
+        small = numel(node) > 1 and numel(node) * _SHRINKS <= numel(end)
+        if node in reached or (node in saved and node is not end) or node.op == "placeholder" or small:
             continue
         if not _is_pointwise(node) or len(reached) == _LONGEST:
             return []
@@ -116,7 +125,7 @@ def _is_pointwise(node: fx.Node) -> bool:
     if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in target.tags:
         return False
     makes = not _inputs(node) and numel(node) == 1  # a constant
-    return torch.Tag.pointwise in target.tags or is_cast(node) or packet(node) in _RESHAPES or makes
+    return torch.Tag.pointwise in target.tags or is_cast(node) or packet(node) in RESHAPES or makes
 
 
 def _alike(x: fx.Node, y: fx.Node) -> bool:
@@ -142,7 +151,7 @@ def _evaluate(chain: Collection[fx.Node], x: fx.Node, y: fx.Node, grid: Tensor) 
     """The chain on other numbers, in float64: casts and views change neither."""
     values: dict[fx.Node, Tensor] = {x: grid}
     for node in chain:
-        if is_cast(node) or packet(node) in _RESHAPES:
+        if is_cast(node) or packet(node) in RESHAPES:
             values[node] = values[_inputs(node)[0]]
         else:
             assert callable(node.target)

@@ -139,6 +139,17 @@ def storage_base(node: fx.Node) -> fx.Node:
     return node
 
 
+RESHAPES = frozenset(f"aten.{name}" for name in "view _unsafe_view reshape squeeze unsqueeze".split())
+"""Views that keep the elements in their order."""
+
+
+def reshaped_base(node: fx.Node) -> fx.Node:
+    """The node of which this one is a reshape: the same elements in the same order."""
+    while packet(node) in RESHAPES and is_view(node):
+        node = view_source(node)
+    return node
+
+
 def aliases(base: fx.Node) -> Iterator[fx.Node]:
     """``base`` and every view of its storage."""
     yield base

@@ -217,7 +217,7 @@ def check(forward: fx.Graph, backward: fx.Graph, plan: Plan, num_outputs: int) -
             raise RuntimeError(f"forward saves {given.name} as {left}, backward takes it as {placeholder.name}: {right}")
         if value(given) is not None and [str(s) for s in left.shape] != [str(s) for s in right.shape]:
             raise RuntimeError(f"forward saves {given.name} as {left.shape}, backward takes {right.shape}")
-    compressed = sum(c.nbytes for c in plan.choices if c.codec) + sum(p.decision.nbytes for p in plan.pins)
+    compressed = sum(c.nbytes for c in plan.choices if c.codec or c.image) + sum(p.decision.nbytes for p in plan.pins)
     kept = {c.saved.name for c in plan.choices if c.codec is None and not c.dropped and not c.image}
     new = [node for node in tensors if node.name not in kept and storage_base(node).op != "placeholder"]
     really = sum(stored_bytes(node.meta["val"]) for node in new)

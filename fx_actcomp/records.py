@@ -171,7 +171,8 @@ class Image:
         chain: The forward nodes from the source (not itself) to the tensor, in order.
         carried: What the chain reads beside: parameters, or views of them, and saved statistics; of a product the other
             factors.
-        affine: Whether it is affine in the source; else it is a product or another pointwise function of several tensors.
+        affine: Whether it is affine in the source; else it is another pointwise function of it and what is carried.
+        extra: Which of the carried ones nobody saves or holds yet, with their bytes.
     """
 
     name: str
@@ -179,6 +180,7 @@ class Image:
     chain: tuple[str, ...]
     carried: tuple[str, ...]
     affine: bool = True
+    extra: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from ._torch import saved_output_descriptor, saved_without_version_check
 from .choice import Choice, Pin, Plan
 from .codecs import Layout, Noise, Parts, Reference, Traits, codec_named
 from .contract import contract
-from .nodes import aliases, is_symbol, numel, outputs, packet, step_input, storage_base, value
+from .nodes import aliases, is_symbol, numel, outputs, packet, reshaped_base, step_input, storage_base, value
 from .records import Normalized
 from .saved import pair_saved
 from .splice import insert, trace
@@ -132,12 +132,22 @@ class _Editor:
         """
         base = storage_base(node)
         held = [slot for group in self.slots.values() for slot in group if storage_base(slot.forward) is base]
-        wanted = node if before is not None else None
+        if before is None:
+            return next((slot.backward for slot in held if numel(slot.forward) == numel(node)), None) or self._carry_new(base)
         for slot in held:
-            if slot.forward is wanted or (wanted is None and numel(slot.forward) == numel(node)):
+            if slot.forward is node:
                 return slot.backward
-        whole = next((slot.backward for slot in held if slot.forward is base), None) or self._carry_new(base)
-        return whole if before is None else self._replay(node, base, whole, before)
+            if reshaped_base(slot.forward) is reshaped_base(node):
+                return self._reshape(slot.backward, node, before)
+        return self._replay(node, base, self._carry_new(base), before)
+
+    def _reshape(self, held: fx.Node, like: fx.Node, before: fx.Node) -> fx.Node:
+        """The same elements in the shape of a forward node."""
+        shape = like.meta["val"].shape
+        symbols = [] if all(isinstance(size, int) for size in shape) else [n for n in self.placeholders.values() if is_symbol(n)]
+        inputs = [held, *symbols]
+        made: fx.Node = insert(trace(lambda x, *_: x.reshape(shape), inputs), self.backward, inputs, before, like)[0]
+        return made
 
     def _carry_new(self, node: fx.Node) -> fx.Node:
         slot = Slot(node, self._placeholder(node, f"{node.name}_carried"))

@@ -142,11 +142,13 @@ def find_saved(forward: fx.Graph, backward: fx.Graph, *, num_outputs: int, stati
     nodes = [node for node, _ in saved]
     kinds = {node: record.kind for node, record in zip(nodes, records, strict=True)}
     parameters = {node for node, position in inputs.items() if position in static_inputs}
+    images = find_images(kinds, parameters)
+    affine = {image.name for image in images}
     return Boundary(
         saved=tuple(records),
         decisions=tuple(found.decisions.values()),
         norms=find_norms(forward, nodes, parameters),
-        images=(*find_images(kinds, parameters), *find_products(kinds, parameters)),
+        images=(*images, *(image for image in find_products(kinds, parameters) if image.name not in affine)),
         inversions=find_inversions(kinds),
     )
 

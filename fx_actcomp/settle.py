@@ -67,7 +67,7 @@ def _keep(choices: dict[str, Choice], name: str, reason: str) -> None:
     unit = choices[name].unit
     for other, choice in choices.items():
         if choice.unit == unit and choice.codec is not None:
-            nbytes = 0 if choice.image else choice.saved.nbytes
+            nbytes = choice.nbytes if choice.image else choice.saved.nbytes
             choices[other] = replace(
                 choice, codec=None, reason=reason, nbytes=nbytes, unit=choice.saved.name, norm=None, inversion=None
             )

@@ -37,6 +37,7 @@ def share_images(boundary: Boundary, choices: dict[str, Choice], shared: Callabl
         choices: By name; changed for the images.
         shared: Whether the policy asks for that, and may touch the tensor at all.
     """
+    counted: set[str] = set()
     for image in boundary.images:
         source, mine = choices[image.source], choices[image.name]
         read = [choices[name] for name in (image.source, *image.carried) if name in choices]
@@ -48,8 +49,10 @@ def share_images(boundary: Boundary, choices: dict[str, Choice], shared: Callabl
             continue
         how = f"the {source.codec} codes of {image.source}" if source.codec else image.source
         how += f" and {len(read) - 1} more" if len(read) > 1 and not image.affine else ""
+        nbytes = sum(nbytes for name, nbytes in image.extra if name not in counted)
+        counted.update(name for name, _ in image.extra)
         choices[image.name] = replace(
-            mine, codec=source.codec, reason=f"made again from {how}", nbytes=0, unit=source.unit, image=image
+            mine, codec=source.codec, reason=f"made again from {how}", nbytes=nbytes, unit=source.unit, image=image
         )
 
 

@@ -63,7 +63,8 @@ class Smooth(Inverse):
         near, far = _polynomial(table.near, t) * t, _polynomial(table.far, t.clamp_max(table.far.high)) * t
         right = torch.where(t < table.far.low, near, far) + table.x
         right = torch.where(t < table.far.high, right, z.clamp_max(_LARGE))
-        u = torch.log1p(above / -z).clamp_min(0).sqrt().clamp_max(table.left.high)
+        ratio = above / (-z).clamp_min(torch.finfo(z.dtype).tiny)  # ym / y - 1, also where y is zero
+        u = torch.log1p(ratio).sqrt().clamp_max(table.left.high)
         x = torch.where(left, _polynomial(table.left, u) * u + table.x, right)
         x = x / self.scale if self.scale != 1 else x
         return torch.where(y.isnan(), y, x)
