@@ -46,8 +46,7 @@ class Choice:
     @property
     def moves_decisions(self) -> bool:
         """Whether a decision that backward takes from it might come out otherwise: a compiler may round a repetition anew."""
-        exact = self.inversion is not None and self.inversion.inverse.exact_decisions
-        return (self.lossy and not exact) or (self.image is not None and not self.image.affine)
+        return self.lossy or (self.image is not None and not self.image.affine)
 
     @property
     def rectified(self) -> bool:

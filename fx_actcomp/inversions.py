@@ -28,21 +28,24 @@ _READS_NO_OUTPUT = {
 """Producers whose backward doesn't read what they made, so that a function of it is all that backward asks of it."""
 
 
-def find_inversions(saved: Mapping[fx.Node, Kind]) -> tuple[Inversion, ...]:
+def find_inversions(saved: Mapping[fx.Node, Kind], repeated: Collection[str]) -> tuple[Inversion, ...]:
     """Saved activations that can be restored from another saved tensor, which is an invertible function of them.
 
     Args:
         saved: The nodes that a forward graph saves, and what each one is.
+        repeated: Names of the nodes that backward computes again.
     """
     found: dict[fx.Node, Inversion] = {}
     for y in saved:
         end, turned = _unpermuted(y)
         chain = _chain(end, saved)
-        leaves = {leaf for node in chain for leaf in _inputs(node) if leaf not in chain and numel(leaf) > 1}
+        leaves = {leaf for node in chain for leaf in _inputs(node) if leaf not in chain}
         if len(leaves) != 1:
             continue
         (x,) = leaves
-        if x in found or saved.get(x) is not Kind.ACTIVATION or not _alike(x, y) or not _only_for(x, chain):
+        if x in found or saved.get(x) is not Kind.ACTIVATION or not _alike(x, y) or not _only_for(x, chain, repeated):
+            continue
+        if any(_rounds(node, x) for node in chain):
             continue
         if turned and not _in_order(end):
             continue
@@ -124,8 +127,11 @@ def _is_pointwise(node: fx.Node) -> bool:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in target.tags:
         return False
-    makes = not _inputs(node) and numel(node) == 1  # a constant
-    return torch.Tag.pointwise in target.tags or is_cast(node) or packet(node) in RESHAPES or makes
+    if packet(node) in RESHAPES:
+        return True
+    constant = packet(node) in {"aten.full", "aten.scalar_tensor"} and numel(node) == 1
+    plain = len(_inputs(node)) == len(node.all_input_nodes)  # no symbols among the arguments
+    return plain and (torch.Tag.pointwise in target.tags or is_cast(node) or constant)
 
 
 def _alike(x: fx.Node, y: fx.Node) -> bool:
@@ -136,15 +142,28 @@ def _alike(x: fx.Node, y: fx.Node) -> bool:
     return first.dtype is second.dtype and first.dtype.is_floating_point and str(first.numel()) == str(second.numel())
 
 
-def _only_for(x: fx.Node, chain: Collection[fx.Node]) -> bool:
-    """Whether backward reads x for the derivative of the chain alone: neither its producer nor another reader asks for it."""
+def _rounds(node: fx.Node, x: fx.Node) -> bool:
+    """Whether a node of the chain is of a type with fewer digits than x, which the output can't give back."""
+    made, held = value(node), value(x)
+    if made is None or held is None or not made.dtype.is_floating_point:
+        return False
+    return torch.finfo(made.dtype).eps > torch.finfo(held.dtype).eps
+
+
+def _only_for(x: fx.Node, chain: Collection[fx.Node], repeated: Collection[str]) -> bool:
+    """Whether backward reads x for the derivative of the chain alone.
+
+    Its producer mustn't read its own output, and of other readers only sums may be there, which backward has no use for:
+    one that it repeats goes into another function's derivative.
+    """
     producer = x
     while is_view(producer) or is_cast(producer):
         source = producer.args[0]
         assert isinstance(source, fx.Node)
         producer = source
     readers = [user for user in x.users if user not in chain and user.op != "output"]
-    return packet(producer) in _READS_NO_OUTPUT and all(packet(user) in {"aten.add", "aten.sub"} for user in readers)
+    sums = all(packet(user) in {"aten.add", "aten.sub"} and user.name not in repeated for user in readers)
+    return packet(producer) in _READS_NO_OUTPUT and sums
 
 
 def _evaluate(chain: Collection[fx.Node], x: fx.Node, y: fx.Node, grid: Tensor) -> Tensor:
@@ -155,6 +174,6 @@ def _evaluate(chain: Collection[fx.Node], x: fx.Node, y: fx.Node, grid: Tensor) 
             values[node] = values[_inputs(node)[0]]
         else:
             assert callable(node.target)
-            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: values[n] if n in values else n.meta["val"])
-            values[node] = node.target(*args, **kwargs)
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
+            values[node] = node.target(*args, **kwargs).to(grid.device)
     return values[y]

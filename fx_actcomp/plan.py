@@ -34,9 +34,14 @@ def make_plan(boundary: Boundary, settings: Settings, measure: Measure, shared: 
     choices = [_choose(unit, wishes, settings, measure, shared, norms) for unit in _units(boundary.saved, shared)]
     flat = {choice.saved.name: choice for group in choices for choice in group}
 
-    def ours(saved: SavedActivation) -> bool:
+    def ours(saved: SavedActivation, wish: _Wish | None = None) -> bool:
         """Whether the policy may do with the tensor, alone, what it likes."""
-        return saved.base not in shared and not _why_alone([saved], saved.nbytes, wishes[saved.name], settings, shared)
+        wish = wish or wishes[saved.name]
+        return saved.base not in shared and not _why_alone([saved], saved.nbytes, wish, settings, shared)
+
+    def inverted(saved: SavedActivation, asks: SavedActivation) -> bool:
+        told = asks is not saved and (wishes[saved.name].pattern or saved.annotation)  # something else, of its own
+        return wishes[asks.name].policy.invert and not told and ours(saved, wishes[asks.name])
 
     def wished(saved: SavedActivation) -> str | None:
         codecs, _ = _candidates([saved], wishes[saved.name].policy)
@@ -51,7 +56,7 @@ def make_plan(boundary: Boundary, settings: Settings, measure: Measure, shared: 
 
     share_rectified(boundary, flat, wished)
     share_images(boundary, flat, shared_image)
-    share_inverted(boundary, flat, lambda saved: wishes[saved.name].policy.invert, ours, measure)
+    share_inverted(boundary, flat, inverted, measure)
     pins = settle_decisions(boundary, flat, droppable)
     matched = frozenset(wish.pattern for wish in wishes.values() if wish.pattern)
     return Plan(settings.policy.name, tuple(flat[saved.name] for saved in boundary.saved), pins, matched)

@@ -149,7 +149,7 @@ def find_saved(forward: fx.Graph, backward: fx.Graph, *, num_outputs: int, stati
         decisions=tuple(found.decisions.values()),
         norms=find_norms(forward, nodes, parameters),
         images=(*images, *(image for image in find_products(kinds, parameters) if image.name not in affine)),
-        inversions=find_inversions(kinds),
+        inversions=find_inversions(kinds, {node.name for node in backward.nodes if node.op == "call_function"}),
     )
 
 

@@ -11,7 +11,7 @@ from .records import Image, Role, SavedActivation
 from .saved import Boundary
 
 _ALONE = "no saved tensor is an invertible function of it; where torch recomputes that one, saving it would gain nothing"
-Asks = Callable[[SavedActivation], bool]
+Wanted = Callable[[SavedActivation, SavedActivation], bool]
 Takes = Callable[[SavedActivation], str | None]
 """The codec that the policy has for a tensor and that bears its uses; None where it is to be left alone."""
 
@@ -56,14 +56,13 @@ def share_images(boundary: Boundary, choices: dict[str, Choice], shared: Callabl
         )
 
 
-def share_inverted(boundary: Boundary, choices: dict[str, Choice], wanted: Asks, may_touch: Asks, measure: Measure) -> None:
+def share_inverted(boundary: Boundary, choices: dict[str, Choice], wanted: Wanted, measure: Measure) -> None:
     """Restore the input of an invertible function from its output, where that is saved exactly.
 
     Args:
         boundary: What is saved.
         choices: By name; changed for the inputs.
-        wanted: Whether the policy of a tensor asks for that.
-        may_touch: Whether it may do with the tensor, alone, what it likes.
+        wanted: Whether the policy of the second one asks for that, and may touch the first.
         measure: Bytes of a codec on a node.
     """
     images = [choice.image for choice in choices.values() if choice.image]
@@ -71,14 +70,14 @@ def share_inverted(boundary: Boundary, choices: dict[str, Choice], wanted: Asks,
     names = {inversion.name for inversion in boundary.inversions}
     for name, choice in choices.items():
         bent = any(use.role is Role.NONLINEAR for use in choice.saved.uses)
-        if bent and name not in names and _exact(choice) and wanted(choice.saved):
+        if bent and name not in names and _exact(choice) and wanted(choice.saved, choice.saved):
             choices[name] = replace(
                 choice, reason="no saved tensor is an invertible function of it (torch may recompute that one)"
             )
     for inversion in boundary.inversions:
         mine, output = choices[inversion.name], choices[inversion.source]
-        asked = wanted(mine.saved) or wanted(output.saved)
-        if not asked or not may_touch(mine.saved) or not _exact(output) or not _exact(mine) or mine.saved.name in sources:
+        asked = wanted(mine.saved, mine.saved) or wanted(mine.saved, output.saved)
+        if not asked or not _exact(output) or not _exact(mine) or mine.saved.name in sources:
             continue
         traits = replace(mine.traits, inverse=inversion.inverse)
         nbytes = measure(mine.saved.name, CODECS["invert"], traits)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from inversion_cases import WIDTH, Net, compiled, distance, error, explained, held, pair, restored, rows, weighed
+from inversion_cases import WIDTH, Net, compiled, distance, error, explained, held, pair, restored, rows, saved_bytes, weighed
 from torch import nn
 
 import fx_actcomp
@@ -48,10 +48,9 @@ FROM_ITS_OUTPUT = {
 }
 
 
-@pytest.mark.parametrize("f", [F.gelu, F.silu, F.elu], ids=["gelu", "silu", "elu"])
 @pytest.mark.parametrize("name", READ_ELSEWHERE)
-def test_pre_activations_that_another_operator_reads_stay(name, f):
-    net, x = Net(f, READ_ELSEWHERE[name]), rows()
+def test_pre_activations_that_another_operator_reads_stay(name):
+    net, x = Net(F.gelu, READ_ELSEWHERE[name]), rows()
     assert "up::aten.addmm" not in restored(net, x)
     assert error(net, x) <= 1e-6
 
@@ -66,7 +65,6 @@ def test_pre_activations_that_their_producers_backward_reads_stay(name):
 THEIRS = {
     "output": lambda net, x: (net.down(F.silu(h := net.up(x))), h),
     "view of an output": lambda net, x: (net.down(F.silu(h := net.up(x))), h.view(-1, 2, 12)),
-    "input": lambda net, x: F.silu(x.repeat(1, 3).view(-1, WIDTH)) @ net.side.weight if x.shape[1] == 8 else None,
     "parameter": lambda net, x: x @ F.silu(net.down.weight),
 }
 
@@ -122,6 +120,36 @@ def test_a_residual_beside_the_function_does_not_keep_the_pre_activation():
     assert restored(net, x) == ["up::aten.addmm"]
     assert not held(compiled(net, "invert"), net.up(x).detach(), x)
     assert error(net, x) <= 2e-5
+
+
+AFTER_A_SUM = {
+    "sine": lambda h: torch.sin(h + 1),
+    "sine of twice": lambda h: torch.sin(h + h),
+    "product": lambda h: (h - 1) * (h + 1),
+    "tanh": lambda h: torch.tanh(h - 30),
+}
+
+
+@pytest.mark.parametrize("name", AFTER_A_SUM)
+def test_a_sum_that_another_function_reads_leaves_the_gradient_right(name):
+    net, x = Net(F.gelu, beside(lambda _, h: AFTER_A_SUM[name](h))), 8 * rows()
+    assert error(net, x) <= 2e-5
+
+
+HAND_MADE = {
+    "silu": lambda h: h * torch.sigmoid(h),
+    "elu": lambda h: torch.where(h > 0, h, torch.expm1(h)),
+    "softsign": lambda h: h / (1 + h.abs()),
+}
+
+
+@pytest.mark.parametrize("outer", HAND_MADE)
+@pytest.mark.parametrize("inner", HAND_MADE)
+def test_functions_of_functions_hold_what_the_report_says_and_are_right(inner, outer):
+    net, x = Net(lambda h: HAND_MADE[outer](HAND_MADE[inner](h))), rows()
+    assert error(net, x) <= 2e-5
+    call = compiled(net, "invert")
+    assert saved_bytes(call, net, x) == fx_actcomp.report(call).bytes_after
 
 
 def returning(net, x):
@@ -197,7 +225,7 @@ HARD = {
     "falling sigmoid": (lambda x: x * torch.sigmoid(-x), torch.float32, 2),
     "clamp between tensors": (plain_minimum, torch.float32, 2),
     "selu by hand": (selu_by_hand, torch.bfloat16, 1e-3),
-    "softsign as a product": (lambda x: x * (1 + x.abs()).reciprocal(), torch.float16, 2e4),
+    "softsign as a product": (lambda x: x * (1 + x.abs()).reciprocal(), torch.float16, 5e3),
 }
 
 
@@ -223,18 +251,17 @@ class Scalar(nn.Module):
 
 
 SCALED = {
-    "swish": lambda x, b: x * torch.sigmoid(b * x),
-    "scaled": lambda x, b: F.gelu(x) * b,
-    "leaky": lambda x, b: torch.where(x > 0, x, x * b / 8),
-    "prelu": lambda x, b: F.prelu(x, b.reshape(1)),
+    "swish": (lambda x, b: x * torch.sigmoid(b * x), (), True),
+    "swish with a buffer": (lambda x, b: x * torch.sigmoid(b * x), (1,), False),
+    "scaled": (lambda x, b: F.gelu(x) * b, (1,), True),
+    "scaled by a buffer": (lambda x, b: F.gelu(x) * b, (), False),
+    "leaky": (lambda x, b: torch.where(x > 0, x, x * b / 8), (), True),
+    "prelu": (F.prelu, (1,), True),
 }
 
 
-@pytest.mark.parametrize("policy", ["invert", "lossless"])
-@pytest.mark.parametrize("learned", [True, False], ids=["parameter", "buffer"])
-@pytest.mark.parametrize("shape", [(), (1,)], ids=str)
+@pytest.mark.parametrize("policy", ["invert", "int8"])
 @pytest.mark.parametrize("name", SCALED)
-def test_numbers_in_tensors_are_no_obstacle(name, shape, learned, policy):
-    net, x = Net(Scalar(SCALED[name], shape, learned)), rows()
-    assert not fx_actcomp.explain(net, x, policy=policy, min_bytes=0, compiler="aot_eager").failures
-    assert distance(*pair(net, x, policy=policy)) <= 2e-5
+def test_numbers_in_tensors_are_no_obstacle(name, policy):
+    net, x = Net(Scalar(*SCALED[name])), rows()
+    assert distance(*pair(net, x, policy=policy)) <= (2e-5 if policy == "invert" else 0.02)

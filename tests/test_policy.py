@@ -54,7 +54,10 @@ def test_a_policy_is_frozen():
 
 
 def test_a_policy_prints_its_parts():
-    assert repr(Policy("mine", "int4")) == "Policy(name='mine', values='int4', exact=True, fallbacks=('int8',), images=False)"
+    assert (
+        repr(Policy("mine", "int4"))
+        == "Policy(name='mine', values='int4', exact=True, fallbacks=('int8',), images=False, invert=False)"
+    )
 
 
 @pytest.mark.parametrize("name", POLICIES)

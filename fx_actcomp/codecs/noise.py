@@ -34,7 +34,8 @@ class Noise:
             place = torch.arange(size, dtype=torch.int32, device=x.device)
             index = index * size + place.view(*[1] * d, size, *[1] * (x.dim() - 1 - d))
         # the key is hashed on its own first: positions and steps that differ by the same amount mustn't meet
-        key = _mix(((self.step % 2**31 * _GOLDEN + self.salt) >> 1).to(torch.int32))
+        low = (self.step % 2**31 * _GOLDEN + self.salt) % 2**32
+        key = _mix((low - 2**31).to(torch.int32))
         return ((_mix(index ^ key) >> 8) & 0xFFFFFF).to(torch.float32) * 2.0**-24
 
 

@@ -10,11 +10,8 @@ from torch import Tensor
 class Inverse(abc.ABC):
     """Restores the input of a pointwise function from its output.
 
-    Attributes:
-        exact_decisions: Whether every comparison that the derivative makes of the input comes out the same on what is restored.
+    Comparisons that the derivative makes of the input are decisions, and cross beside it: what is restored isn't compared.
     """
-
-    exact_decisions: bool = False
 
     @abc.abstractmethod
     def function(self, x: Tensor) -> Tensor:

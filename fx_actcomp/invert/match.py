@@ -46,7 +46,7 @@ def _candidates(at: Callable[[float], float]) -> Iterator[Inverse]:
     """Every family, with the parameters that its members would need to have these values."""
     yield from (Smooth("gelu"), Smooth("gelu_tanh"), Smooth("silu"), Smooth("mish"), Hardswish(), LogSigmoid(), Softsign())
     one, left, far_left, far_right = at(1.0), at(-1.0), at(-1000.0), at(1000.0)
-    if 0 < one < 1 and one != 0.5:
+    if 0.5 < one < 1:
         yield Smooth("silu", math.log(one / (1 - one)))  # x sigmoid(a x) at 1
     if 0 < -left < 1 and far_left < 999 * left:
         yield LeakyReLU(-left)

@@ -19,7 +19,7 @@ class ELU(Inverse):
     """``y = positive x`` for x > 0, else ``negative (exp(inner x) - 1)``: ELU, SELU (positive 1.05) and CELU (inner 1 / alpha).
 
     The derivative on the left is ``inner (y + negative)``, so an error of y in its last place stays one of the derivative:
-    within 1e-6 times ``negative inner`` in fp32. The sign of y is that of x where positive >= 1.
+    within 1e-6 times ``negative inner`` in fp32.
 
     Attributes:
         positive: Slope on the right.
@@ -30,11 +30,6 @@ class ELU(Inverse):
     positive: float
     negative: float
     inner: float
-
-    @property
-    def exact_decisions(self) -> bool:  # type: ignore[override] # it follows from the slope
-        """Whether no x > 0 becomes zero by rounding."""
-        return self.positive >= 1
 
     def function(self, x: Tensor) -> Tensor:
         """As in the class."""
@@ -84,9 +79,7 @@ class LogSigmoid(Inverse):
 
 @dataclass(frozen=True)
 class Softsign(Inverse):
-    """``y = x / (1 + |x|)``: ``x = y / (1 - |y|)``, derivative ``(1 - |y|)**2``, within 1e-6 in fp32; the sign is y's."""
-
-    exact_decisions = True
+    """``y = x / (1 + |x|)``: ``x = y / (1 - |y|)``, derivative ``(1 - |y|)**2``, within 1e-6 in fp32."""
 
     def function(self, x: Tensor) -> Tensor:
         """As in the class."""

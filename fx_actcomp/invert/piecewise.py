@@ -12,15 +12,13 @@ from .base import Inverse
 
 @dataclass(frozen=True)
 class LeakyReLU(Inverse):
-    """``y = x`` for x > 0, else ``slope x`` with slope > 0. The sign of y is that of x, so the derivative is exact.
+    """``y = x`` for x > 0, else ``slope x`` with slope > 0. The derivative takes no more of x than its sign.
 
     Attributes:
         slope: The slope on the left.
     """
 
     slope: float
-
-    exact_decisions = True
 
     def function(self, x: Tensor) -> Tensor:
         """As in the class."""
@@ -34,7 +32,7 @@ class LeakyReLU(Inverse):
 
 @dataclass(frozen=True)
 class Hardtanh(Inverse):
-    """``y = min(max(x, low), high)``: the derivative only compares x with the ends, and y answers for it. Exact.
+    """``y = min(max(x, low), high)``: the derivative only compares x with the ends.
 
     Attributes:
         low: The lower end.
@@ -43,8 +41,6 @@ class Hardtanh(Inverse):
 
     low: float
     high: float
-
-    exact_decisions = True
 
     def function(self, x: Tensor) -> Tensor:
         """As in the class."""

@@ -122,3 +122,22 @@ def test_symbolic_sizes_draw_what_static_ones_do():
     for shape in [(6, 10), (7, 11), (1, 3), (2, 2)]:
         for step in (3, 4):
             assert torch.equal(traced(torch.randn(shape), torch.tensor(step)), draw(step, 9, shape))
+
+
+def test_inductor_draws_what_eager_does_at_odd_sizes():
+    shapes, salt = [(3, 1021), (7,), (1, 1), (5, 3, 67), (2, 4099)], 0xDEADBEEF
+
+    def all_of(inputs, step):
+        return [Noise(step, salt).uniform(x) for x in inputs]
+
+    call, inputs = torch.compile(all_of, fullgraph=True), [torch.empty(shape) for shape in shapes]
+    for step in (0, 3, 2**31 - 1):
+        found = call(inputs, torch.tensor(step))
+        assert all(torch.equal(got, draw(step, salt, shape)) for got, shape in zip(found, shapes, strict=True))
+        assert len({u.item() for u in found[0].flatten()}) > 3000
+
+
+def test_salts_that_differ_in_one_bit_draw_other_numbers_at_every_step():
+    for step in range(4):
+        drawn = {tuple(draw(step, salt, (64,)).tolist()) for salt in (*range(8), *(2**k for k in range(3, 32)))}
+        assert len(drawn) == 8 + 29

@@ -8,7 +8,6 @@ from fx_actcomp.invert import tables
 
 by_half = pytest.mark.parametrize("dtype", HALVES, ids=["bf16", "fp16"])
 TINY = [0.0, 1e-45, 1e-42, 1.1e-38, 1.2e-38, 1e-30, 1e-12, 1e-7]
-EXACT = [case for case in CASES if case.inverse.exact_decisions]
 
 
 def around(middle, reach, points):
@@ -57,7 +56,8 @@ def test_derivatives_in_16_bits_are_as_good_as_the_output_allows(case, dtype):
 def test_rounding_what_comes_back_to_16_bits_adds_little(case, dtype):
     x = every_value(dtype, 1e4)
     exact = off(case, x, bisected(case, x, case.function(x)))
-    assert off(case, x, restored(case, x).to(dtype)).max() <= 1.2 * exact.max() + 2 * torch.finfo(dtype).eps
+    most = torch.finfo(dtype).max  # the codec clamps to it, too
+    assert off(case, x, restored(case, x).clamp(-most, most).to(dtype)).max() <= 1.2 * exact.max() + 2 * torch.finfo(dtype).eps
 
 
 @by_case
@@ -127,29 +127,10 @@ def test_tiny_outputs_on_the_right_are_inputs_near_zero(case):
     assert restored(case, torch.zeros_like(y), y).abs().max() < 1e-6
 
 
-@pytest.mark.parametrize("case", EXACT, ids=lambda case: case.name)
-@pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
-def test_exact_decisions_are_those_of_the_input(case, dtype):
-    x = single(case) if dtype is torch.float32 else every_value(dtype)
-    back = restored(case, x)
-    if hasattr(case.inverse, "low"):
-        comparisons = [lambda x: x <= case.inverse.low, lambda x: x >= case.inverse.high]
-    else:
-        comparisons = [lambda x: x > 0]
-    for decides in comparisons:
-        assert torch.equal(decides(x), decides(back))
-        assert torch.equal(decides(x), decides(back.to(dtype)))
-
-
 def test_softsign_keeps_the_whole_sign():
     (case,) = [case for case in CASES if case.name == "softsign"]
     for x in (single(case), *map(every_value, HALVES)):
         assert torch.equal(x.sign(), restored(case, x).to(x.dtype).sign())
-
-
-def test_the_functions_that_keep_their_comparisons_are_these():
-    names = {"elu", "elu_0.3", "selu", "celu_1.3", "leaky_relu", "leaky_relu_0.2", "hardtanh", "relu6", "softsign"}
-    assert {case.name for case in EXACT} == names
 
 
 @by_case
