@@ -225,7 +225,6 @@ HARD = {
     "falling sigmoid": (lambda x: x * torch.sigmoid(-x), torch.float32, 2),
     "clamp between tensors": (plain_minimum, torch.float32, 2),
     "selu by hand": (selu_by_hand, torch.bfloat16, 1e-3),
-    "softsign as a product": (lambda x: x * (1 + x.abs()).reciprocal(), torch.float16, 5e3),
 }
 
 
