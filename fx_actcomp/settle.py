@@ -63,14 +63,14 @@ def _too_dear(needed: list[Decision], lossy: set[str], choices: dict[str, Choice
 
 
 def _keep(choices: dict[str, Choice], name: str, reason: str) -> None:
-    """Save a tensor, and whatever is compressed together with it, as it is."""
+    """Save a tensor, and whatever is compressed or made again together with it, as it is."""
     unit = choices[name].unit
     for other, choice in choices.items():
-        if choice.unit == unit and choice.codec is not None:
-            nbytes = choice.nbytes if choice.image else choice.saved.nbytes
+        if choice.unit == unit and (choice.codec is not None or choice.image is not None):
             choices[other] = replace(
-                choice, codec=None, reason=reason, nbytes=nbytes, unit=choice.saved.name, norm=None, inversion=None
-            )
+                choice, codec=None, reason=reason, nbytes=choice.saved.nbytes, unit=choice.saved.name, norm=None, image=None,
+                inversion=None,
+            )  # fmt: skip
 
 
 def _drop_decided(

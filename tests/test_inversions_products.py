@@ -129,3 +129,26 @@ def test_scenarios_save_no_more(scenario):
     torch._dynamo.reset()
     module, inputs = scenario.make()
     saves_no_more(module, *inputs)
+
+
+@pytest.mark.parametrize("policy", ["invert", "blpa8"])
+def test_a_decision_that_cannot_be_pinned_keeps_the_image(policy):
+    def floored(net, x):
+        h = torch.relu(net.norm(net.conv(x)))
+        return net.head(h) + (h * torch.floor(h)).mean()
+
+    class Floored(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm, self.head = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 3)
+
+        def forward(self, x):
+            return floored(self, x)
+
+    model, x = Floored(), torch.randn(4, 3, 10, 10)
+    report = fx_actcomp.explain(model, x, policy=policy, compiler="aot_eager", min_bytes=0)
+    (relu,) = [row for row in report.saved if row.op == "aten.relu"]
+    assert (relu.codec, relu.bytes_after) == ("keep", relu.bytes_before)
+    assert "floor" in relu.reason
+    error = fx_actcomp.gradient_error(model, x, policy=policy, compiler="aot_eager", min_bytes=0)
+    assert error.relative <= (0.02 if policy == "blpa8" else 1e-6)

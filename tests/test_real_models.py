@@ -1,6 +1,9 @@
 """Real models, unchanged; what the bars ask of them. ``benchmarks/real_models.py`` prints the figures."""
 
 import pytest
+import torch
+
+import fx_actcomp
 
 torchvision = pytest.importorskip("torchvision", exc_type=ImportError, reason="torchvision is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -23,3 +26,24 @@ def test_it_trains_and_holds_its_bars(name):
     assert result.losses[1] < result.losses[0] * 1.2
     assert result.error.relative <= BOUNDS.get(name, 0.01)
     assert result.saving >= 3
+
+
+@pytest.fixture
+def deterministic():
+    """The same sums in the same order: atomic additions of embedding gradients differ from run to run."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize(("policy", "bound"), [("lossless", 0.0), ("invert", 2e-5)])
+@pytest.mark.parametrize("name", real_models.MODELS)
+def test_policies_without_loss_lose_nothing_and_save_no_more(name, policy, bound):
+    torch.manual_seed(0)
+    model, inputs, kwargs = real_models.MODELS[name]()
+    options = {"policy": policy, "compiler": "aot_eager", "min_bytes": 4096}
+    report = fx_actcomp.explain(model, *inputs, **options, **kwargs)
+    assert report.failures == ()
+    assert report.bytes_after <= report.bytes_before
+    assert fx_actcomp.gradient_error(model, *inputs, **options, **kwargs).relative <= bound
