@@ -2,6 +2,8 @@
 
 import models
 import torch
+from torch import nn
+from torch._inductor.utils import run_and_get_code
 
 import fx_actcomp
 import fx_actcomp.partition as partition
@@ -31,6 +33,15 @@ def test_none_equals_plain_torch_compile_bit_for_bit():
     model, inputs = small_gpt()
     plain = gradient(torch.compile(model), model, inputs)
     assert torch.equal(plain, gradient(compiled(model, "none"), model, inputs))
+
+
+def test_without_gradients_the_generated_code_is_that_of_plain_torch_compile():
+    model, x = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64)), torch.randn(16, 64)
+    with torch.no_grad():
+        _, plain = run_and_get_code(torch.compile(model), x)
+        _, ours = run_and_get_code(compiled(model, "invert"), x)
+    assert plain
+    assert [code.partition("\n")[2] for code in plain] == [code.partition("\n")[2] for code in ours]  # but for the graph's number
 
 
 def test_policies_hold_their_bounds_and_autograd_holds_what_the_report_says(monkeypatch):
