@@ -38,10 +38,11 @@ def share_images(boundary: Boundary, choices: dict[str, Choice], shared: Callabl
         shared: Whether the policy asks for that, and may touch the tensor at all.
     """
     counted: set[str] = set()
+    needed: set[str] = set()
     for image in boundary.images:
         source, mine = choices[image.source], choices[image.name]
         read = [choices[name] for name in (image.source, *image.carried) if name in choices]
-        if not image.affine and not all(map(_exact, read)):
+        if image.name in needed or (not image.affine and not all(map(_exact, read))):
             continue
         bits = codec_named(source.codec).bits if source.codec else None
         too_few = bits is not None and bits < mine.saved.min_bits
@@ -51,6 +52,7 @@ def share_images(boundary: Boundary, choices: dict[str, Choice], shared: Callabl
         how += f" and {len(read) - 1} more" if len(read) > 1 and not image.affine else ""
         nbytes = sum(nbytes for name, nbytes in image.extra if name not in counted)
         counted.update(name for name, _ in image.extra)
+        needed.update((image.source, *image.carried))
         choices[image.name] = replace(
             mine, codec=source.codec, reason=f"made again from {how}", nbytes=nbytes, unit=source.unit, image=image
         )
@@ -86,6 +88,7 @@ def share_inverted(boundary: Boundary, choices: dict[str, Choice], wanted: Wante
             choices[mine.saved.name] = replace(
                 mine, codec="invert", traits=traits, reason=reason, nbytes=nbytes, inversion=inversion
             )
+            sources.add(inversion.source)
 
 
 def _exact(choice: Choice) -> bool:
