@@ -11,14 +11,11 @@ from torch import Tensor, fx
 from ._torch import no_fake
 from .codecs import Layout
 from .invert import recognize
-from .nodes import RESHAPES, is_cast, is_view, numel, packet, reshaped_base, stored_bytes, value
-from .norms import is_parameter
+from .nodes import RESHAPES, is_cast, is_view, numel, packet, reshaped_base, stored_bytes, value, view_source
+from .norms import SHRINKS, is_parameter
 from .records import Image, Inversion, Kind
 
 _LONGEST = 24
-_SHRINKS = 16
-"""How many times smaller a statistic, a parameter or a gate is than what it scales."""
-
 _PERMUTES = {"aten.permute", "aten.t", "aten.transpose"}
 
 _READS_NO_OUTPUT = {
@@ -77,7 +74,7 @@ def find_products(saved: Mapping[fx.Node, Kind], parameters: Collection[fx.Node]
         if len(leaves) < 2 or not large or not all(saved.get(leaf) in (Kind.ACTIVATION, Kind.INPUT) for leaf in large):
             continue
         new = [leaf for leaf in small if reshaped_base(leaf) not in at_hand and not is_parameter(leaf, parameters)]
-        if all(numel(leaf) * _SHRINKS <= numel(h) for leaf in small) and all(leaf.op != "placeholder" for leaf in new):
+        if all(numel(leaf) * SHRINKS <= numel(h) for leaf in small) and all(leaf.op != "placeholder" for leaf in new):
             carried = tuple(leaf.name for leaf in (*large[1:], *small))
             steps = tuple(node.name for node in (*chain, *turned))
             extra = tuple((leaf.name, stored_bytes(leaf.meta["val"])) for leaf in new)
@@ -90,9 +87,7 @@ def _unpermuted(node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
     turned: list[fx.Node] = []
     while packet(node) in _PERMUTES:
         turned.insert(0, node)
-        source = node.args[0]
-        assert isinstance(source, fx.Node)
-        node = source
+        node = view_source(node)
     return node, turned
 
 
@@ -113,7 +108,7 @@ def _chain(end: fx.Node, saved: Collection[fx.Node]) -> list[fx.Node]:
     stack = [end]
     while stack:
         node = stack.pop()
-        small = numel(node) > 1 and numel(node) * _SHRINKS <= numel(end)
+        small = numel(node) > 1 and numel(node) * SHRINKS <= numel(end)
         if node in reached or (node in saved and node is not end) or node.op == "placeholder" or small:
             continue
         if not _is_pointwise(node) or len(reached) == _LONGEST:
@@ -158,9 +153,7 @@ def _only_for(x: fx.Node, chain: Collection[fx.Node], repeated: Collection[str])
     """
     producer = x
     while is_view(producer) or is_cast(producer):
-        source = producer.args[0]
-        assert isinstance(source, fx.Node)
-        producer = source
+        producer = view_source(producer)
     readers = [user for user in x.users if user not in chain and user.op != "output"]
     sums = all(packet(user) in {"aten.add", "aten.sub"} and user.name not in repeated for user in readers)
     return packet(producer) in _READS_NO_OUTPUT and sums

@@ -17,8 +17,8 @@ from .records import Image, Kind, Normalized
 _AFFINE = frozenset({"aten.mul", "aten.add", "aten.sub"})
 KEPT = (Kind.STATISTIC, Kind.PARAMETER)
 """Kinds that are saved as they are, whatever the policy."""
-_SHRINKS = 16
-"""How many times fewer elements than the tensor a factor of its affine image must have, to count as a parameter."""
+SHRINKS = 16
+"""How many times fewer elements a statistic, a parameter or a gate has than the tensor that it scales."""
 
 
 def find_norms(forward: fx.Graph, saved: Collection[fx.Node], parameters: Collection[fx.Node]) -> tuple[Normalized, ...]:
@@ -129,7 +129,7 @@ def _image(node: fx.Node, saved: Mapping[fx.Node, Kind], parameters: Collection[
         if not (is_view(current) or is_cast(current) or packet(current) in _AFFINE) or current.kwargs:
             return None
         inputs = [arg for arg in current.args if isinstance(arg, fx.Node)]  # the square of a tensor has it twice
-        large = [arg for arg in inputs if numel(arg) * _SHRINKS > numel(node)]
+        large = [arg for arg in inputs if numel(arg) * SHRINKS > numel(node)]
         small = [arg for arg in inputs if arg not in large]
         if len(large) != 1 or not all(saved.get(arg) in KEPT or is_parameter(arg, parameters) for arg in small):
             return None

@@ -144,8 +144,7 @@ class _Editor:
     def _reshape(self, held: fx.Node, like: fx.Node, before: fx.Node) -> fx.Node:
         """The same elements in the shape of a forward node."""
         shape = like.meta["val"].shape
-        symbols = [] if all(isinstance(size, int) for size in shape) else [n for n in self.placeholders.values() if is_symbol(n)]
-        inputs = [held, *symbols]
+        inputs = [held, *self._symbols(shape)]
         made: fx.Node = insert(trace(lambda x, *_: x.reshape(shape), inputs), self.backward, inputs, before, like)[0]
         return made
 
@@ -241,7 +240,7 @@ class _Editor:
         held = value(node)
         assert held is not None
         layout = Layout.of(held)
-        inputs = [*(slot.backward for slot in parts), *beside, *self._symbols(layout)]
+        inputs = [*(slot.backward for slot in parts), *beside, *self._symbols((*layout.shape, *layout.stride))]
         first, second = len(parts), len(parts) + len(beside)
         traced = trace(lambda *args: decompress(args[:first], layout, traits, *args[first:second]), inputs)
         restored: fx.Node = insert(traced, self.backward, inputs, before, node)[0]
@@ -250,9 +249,9 @@ class _Editor:
                 made.meta.setdefault("autograd_backward", True)
         return restored
 
-    def _symbols(self, layout: Layout) -> list[fx.Node]:
-        """Backward's symbolic sizes, for a layout that has some."""
-        if all(isinstance(number, int) for number in (*layout.shape, *layout.stride)):
+    def _symbols(self, numbers: Iterable[object]) -> list[fx.Node]:
+        """Backward's symbolic sizes, for sizes and strides of which some are symbolic."""
+        if all(isinstance(number, int) for number in numbers):
             return []
         return [node for node in self.placeholders.values() if is_symbol(node)]
 

@@ -1,6 +1,8 @@
 import pytest
 import torch
 
+from fx_actcomp.codecs import CODECS
+
 
 @pytest.fixture(autouse=True)
 def fresh_torch(tmp_path, monkeypatch):
@@ -18,3 +20,12 @@ def pytest_generate_tests(metafunc):
     if "device" in metafunc.fixturenames:
         cuda = pytest.param("cuda", marks=pytest.mark.cuda)
         metafunc.parametrize("device", ["cpu", cuda] if torch.cuda.is_available() else ["cpu"])
+
+
+@pytest.fixture
+def codecs_as_they_were():
+    """What a test registers is gone after it."""
+    before = dict(CODECS)
+    yield
+    CODECS.clear()
+    CODECS.update(before)

@@ -3,17 +3,11 @@ import sys
 
 import pytest
 
-from fx_actcomp.codecs import CODECS, codec_sources
+from fx_actcomp.codecs import codec_sources
 from fx_actcomp.options import parse_options
 from fx_actcomp.partition import ActcompPartitioner
 
-
-@pytest.fixture(autouse=True)
-def codecs_as_they_were():
-    before = dict(CODECS)
-    yield
-    CODECS.clear()
-    CODECS.update(before)
+pytestmark = pytest.mark.usefixtures("codecs_as_they_were")
 
 
 def key(**options):

@@ -7,13 +7,7 @@ from torch import nn
 import fx_actcomp
 from fx_actcomp.codecs import CODECS, Codec, Layout, Traits, codec_named, codec_spec, register_codec
 
-
-@pytest.fixture(autouse=True)
-def codecs_as_they_were():
-    before = dict(CODECS)
-    yield
-    CODECS.clear()
-    CODECS.update(before)
+pytestmark = pytest.mark.usefixtures("codecs_as_they_were")
 
 
 SPELLED = [
