@@ -36,10 +36,10 @@ def packing_dim(shape: Sequence[Size], parts: int) -> int:
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
-    """Pack uint8 codes below ``2**bits`` into bytes.
+    """Pack whole numbers below ``2**bits`` into bytes.
 
     Args:
-        codes: uint8, contiguous, any shape but 0-d.
+        codes: Of any real type (bool, integers, floats), contiguous, any shape but 0-d.
         bits: 1, 2, 4 or 8.
 
     Returns:
@@ -47,7 +47,7 @@ def pack(codes: Tensor, bits: int) -> Tensor:
     """
     parts = 8 // bits
     if parts == 1:
-        return codes
+        return codes.to(torch.uint8)
     d = packing_dim(codes.shape, parts)
     size = codes.shape[d]
     each = (size + parts - 1) // parts
@@ -55,21 +55,22 @@ def pack(codes: Tensor, bits: int) -> Tensor:
         pad = [0, 0] * (codes.dim() - 1 - d) + [0, each * parts - size]
         codes = torch.constant_pad_nd(codes, pad, 0)
     pieces = codes.view(*codes.shape[:d], parts, each, *codes.shape[d + 1 :])
-    packed: Tensor = pieces.select(d, 0)
+    # Shifted in int32: CPUs have no vector instruction that shifts bytes, and Inductor's turn a mask into bytes through memory.
+    packed: Tensor = pieces.select(d, 0).to(torch.int32)
     for k in range(1, parts):
-        packed = packed | (pieces.select(d, k) << (bits * k))
-    return packed
+        packed = packed | (pieces.select(d, k).to(torch.int32) << (bits * k))
+    return packed.to(torch.uint8)
 
 
 def unpack(packed: Tensor, bits: int, shape: Sequence[Size]) -> Tensor:
-    """Undo :func:`pack` for codes of ``shape``."""
+    """Undo :func:`pack` for codes of ``shape``; of an integer type."""
     parts = 8 // bits
     if parts == 1:
         return packed
     d = packing_dim(shape, parts)
-    steps = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
+    steps = torch.arange(0, 8, bits, dtype=torch.int32, device=packed.device)
     steps = steps.view(*[1] * d, parts, *[1] * (packed.dim() - d))
-    codes: Tensor = (packed.unsqueeze(d) >> steps) & (2**bits - 1)
+    codes: Tensor = (packed.to(torch.int32).unsqueeze(d) >> steps) & (2**bits - 1)
     each = packed.shape[d]
     codes = codes.reshape(*packed.shape[:d], parts * each, *packed.shape[d + 1 :])
     size = shape[d]
@@ -105,7 +106,7 @@ class Bits(Codec):
 
     def compress(self, x: Tensor, traits: Traits) -> Parts:  # noqa: ARG002 - a codec's signature
         """Pack eight elements into a byte."""
-        return (pack(Layout.of(x).to_memory(x).to(torch.uint8), 1),)
+        return (pack(Layout.of(x).to_memory(x), 1),)
 
     def decompress(self, parts: Parts, layout: Layout, traits: Traits) -> Tensor:  # noqa: ARG002 - a codec's signature
         """Unpack to bool."""
@@ -124,7 +125,7 @@ class Ternary(Codec):
 
     def compress(self, x: Tensor, traits: Traits) -> Parts:  # noqa: ARG002 - a codec's signature
         """Pack four elements into a byte."""
-        return (pack((Layout.of(x).to_memory(x) + 1).to(torch.uint8), 2),)
+        return (pack(Layout.of(x).to_memory(x) + 1, 2),)
 
     def decompress(self, parts: Parts, layout: Layout, traits: Traits) -> Tensor:  # noqa: ARG002 - a codec's signature
         """Unpack to signs."""
@@ -153,7 +154,7 @@ class Narrow(Codec):
         """Cast to the narrowest type, and pack what takes less than a byte."""
         bits = narrowest(traits.upper or 0)
         memory = Layout.of(x).to_memory(x)
-        return (pack(memory.to(torch.uint8), bits),) if bits < 8 else (memory.to(_TYPES[bits]),)
+        return (pack(memory, bits),) if bits < 8 else (memory.to(_TYPES[bits]),)
 
     def decompress(self, parts: Parts, layout: Layout, traits: Traits) -> Tensor:
         """Unpack and cast back."""

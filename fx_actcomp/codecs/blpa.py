@@ -71,7 +71,7 @@ class Blpa(Codec):
         up = ((z - scale.zero) / scale.above.clamp_min(tiny)).floor().clamp_min(0) + scale.count
         down = ((z + self.sigmas) / scale.below.clamp_min(tiny)).floor().clamp_min(0)
         codes = torch.where(above, up.clamp_max(2**self.bits - 1), torch.minimum(down, scale.count - 1))
-        return (pack(codes.to(torch.uint8).contiguous(), self.bits),)
+        return (pack(codes.contiguous(), self.bits),)
 
     def decompress(self, parts: Parts, layout: Layout, traits: Traits) -> Tensor:
         """The norm's input."""

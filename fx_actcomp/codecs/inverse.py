@@ -41,7 +41,7 @@ class Invert(Codec):
     def compress(self, x: Tensor, traits: Traits) -> Parts:
         """The branch, where there is one."""
         left = _inverse(traits).branch(x)
-        return () if left is None else (pack(Layout.of(x).to_memory(left).to(torch.uint8), 1),)
+        return () if left is None else (pack(Layout.of(x).to_memory(left), 1),)
 
     def decompress(self, parts: Parts, layout: Layout, traits: Traits) -> Tensor:
         """The input, from ``traits.output``."""

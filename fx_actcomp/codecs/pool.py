@@ -65,7 +65,7 @@ def _counted(values: Tensor, traits: Traits) -> Tensor:
 
 
 def _pack_mask(counted: Tensor, traits: Traits) -> Parts:
-    return (pack(counted.to(torch.uint8).contiguous(), 1),) if traits.sign_exact else ()
+    return (pack(counted.contiguous(), 1),) if traits.sign_exact else ()
 
 
 def _masked(values: Tensor, mask: Parts, layout: Layout) -> Tensor:
@@ -186,7 +186,7 @@ class Division(Codec):
         scale = torch.where(scale.isfinite(), scale.clamp_min(torch.finfo(values.dtype).tiny), torch.nan)
         low, scale = low.to(torch.bfloat16), scale.to(torch.bfloat16)
         steps = (rest - low.to(values.dtype)) / scale.to(values.dtype)
-        codes = pack(steps.floor().clamp(0, 3).to(torch.uint8).contiguous(), 2)
+        codes = pack(steps.floor().clamp(0, 3).contiguous(), 2)
         return (means, codes, scale, low, *_pack_mask(counted, traits))
 
     def decompress(self, parts: Parts, layout: Layout, traits: Traits) -> Tensor:  # noqa: ARG002 - a codec's signature

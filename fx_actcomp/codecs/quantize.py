@@ -100,7 +100,7 @@ class Quantize(Codec):
         codes = codes.clamp(1 if traits.sign_exact else 0, self.levels)
         if traits.sign_exact:  # NaN steps, of an infinity or a NaN: the largest code
             codes = torch.where(values <= 0, 0.0, torch.where(steps.isnan(), self.levels, codes))
-        return (pack(codes.to(torch.uint8).view(memory.shape), self.bits), *metadata)
+        return (pack(codes.view(memory.shape), self.bits), *metadata)
 
     def decompress(self, parts: Parts, layout: Layout, traits: Traits) -> Tensor:
         """Values from codes; see the class for the bound."""
