@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, fx
 
 from ._torch import no_fake
+from .chains import evaluate, inputs, is_pointwise
 from .codecs import Layout
 from .invert import recognize
-from .nodes import RESHAPES, is_cast, is_view, numel, packet, reshaped_base, stored_bytes, value, view_source
+from .nodes import is_cast, is_view, numel, packet, reshaped_base, stored_bytes, value, view_source
 from .norms import SHRINKS, is_parameter
 from .records import Image, Inversion, Kind
 
@@ -36,7 +37,7 @@ def find_inversions(saved: Mapping[fx.Node, Kind], repeated: Collection[str]) ->
     for y in saved:
         end, turned = _unpermuted(y)
         chain = _chain(end, saved)
-        leaves = {leaf for node in chain for leaf in _inputs(node) if leaf not in chain}
+        leaves = {leaf for node in chain for leaf in inputs(node) if leaf not in chain}
         if len(leaves) != 1:
             continue
         (x,) = leaves
@@ -47,7 +48,7 @@ def find_inversions(saved: Mapping[fx.Node, Kind], repeated: Collection[str]) ->
         if turned and not _in_order(end):
             continue
         with no_fake():
-            inverse = recognize(functools.partial(_evaluate, chain, x, end))
+            inverse = recognize(functools.partial(_at, chain, x, end))
         if inverse is not None:
             found[x] = Inversion(x.name, y.name, inverse, permuted=bool(turned))
     return tuple(found.values())
@@ -68,7 +69,7 @@ def find_products(saved: Mapping[fx.Node, Kind], parameters: Collection[fx.Node]
     for h, kind in saved.items():
         end, turned = _unpermuted(h)
         chain = _chain(end, saved) if kind is Kind.ACTIVATION else []
-        leaves = list(dict.fromkeys(leaf for node in chain for leaf in _inputs(node) if leaf not in chain))
+        leaves = list(dict.fromkeys(leaf for node in chain for leaf in inputs(node) if leaf not in chain))
         large = [leaf for leaf in leaves if numel(leaf) == numel(h)]
         small = [leaf for leaf in leaves if leaf not in large]
         if len(leaves) < 2 or not large or not all(saved.get(leaf) in (Kind.ACTIVATION, Kind.INPUT) for leaf in large):
@@ -98,10 +99,6 @@ def _in_order(node: fx.Node) -> bool:
     return layout is not None and layout.dense and layout.order == tuple(range(len(layout.shape))) and not layout.expanded
 
 
-def _inputs(node: fx.Node) -> list[fx.Node]:
-    return [arg for arg in node.all_input_nodes if isinstance(arg.meta.get("val"), Tensor)]
-
-
 def _chain(end: fx.Node, saved: Collection[fx.Node]) -> list[fx.Node]:
     """The pointwise nodes from saved and small ones to ``end``, in graph order; empty where something else stands between."""
     reached: set[fx.Node] = set()
@@ -111,22 +108,11 @@ def _chain(end: fx.Node, saved: Collection[fx.Node]) -> list[fx.Node]:
         small = numel(node) > 1 and numel(node) * SHRINKS <= numel(end)
         if node in reached or (node in saved and node is not end) or node.op == "placeholder" or small:
             continue
-        if not _is_pointwise(node) or len(reached) == _LONGEST:
+        if not is_pointwise(node) or len(reached) == _LONGEST:
             return []
         reached.add(node)
-        stack.extend(_inputs(node))
+        stack.extend(inputs(node))
     return [node for node in end.graph.nodes if node in reached]
-
-
-def _is_pointwise(node: fx.Node) -> bool:
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in target.tags:
-        return False
-    if packet(node) in RESHAPES:
-        return True
-    constant = packet(node) in {"aten.full", "aten.scalar_tensor"} and numel(node) == 1
-    plain = len(_inputs(node)) == len(node.all_input_nodes)  # no symbols among the arguments
-    return plain and (torch.Tag.pointwise in target.tags or is_cast(node) or constant)
 
 
 def _alike(x: fx.Node, y: fx.Node) -> bool:
@@ -159,14 +145,5 @@ def _only_for(x: fx.Node, chain: Collection[fx.Node], repeated: Collection[str])
     return packet(producer) in _READS_NO_OUTPUT and sums
 
 
-def _evaluate(chain: Collection[fx.Node], x: fx.Node, y: fx.Node, grid: Tensor) -> Tensor:
-    """The chain on other numbers, in float64: casts and views change neither."""
-    values: dict[fx.Node, Tensor] = {x: grid}
-    for node in chain:
-        if is_cast(node) or packet(node) in RESHAPES:
-            values[node] = values[_inputs(node)[0]]
-        else:
-            assert callable(node.target)
-            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
-            values[node] = node.target(*args, **kwargs).to(grid.device)
-    return values[y]
+def _at(chain: Collection[fx.Node], x: fx.Node, y: fx.Node, grid: Tensor) -> Tensor:
+    return evaluate(chain, {x: grid}, y)

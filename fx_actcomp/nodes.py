@@ -139,7 +139,7 @@ def storage_base(node: fx.Node) -> fx.Node:
     return node
 
 
-RESHAPES = frozenset(f"aten.{name}" for name in "view _unsafe_view reshape squeeze unsqueeze".split())
+RESHAPES = frozenset(f"aten.{name}" for name in "view _unsafe_view reshape squeeze unsqueeze alias detach".split())
 """Views that keep the elements in their order."""
 
 

@@ -184,6 +184,21 @@ class Image:
 
 
 @dataclass(frozen=True)
+class Derivative:
+    """Where backward multiplies by the derivative of a function; names of backward nodes.
+
+    Attributes:
+        made: The product.
+        gradient: What the derivative is multiplied with.
+        inside: The nodes from the function's input to the product, which nothing else reads.
+    """
+
+    made: str
+    gradient: str
+    inside: frozenset[str]
+
+
+@dataclass(frozen=True)
 class Inversion:
     """A saved tensor that can be restored from a saved function of it.
 
@@ -192,12 +207,14 @@ class Inversion:
         source: The function's output.
         inverse: How.
         permuted: Whether the source is a permuted view of the output, whose memory is in order.
+        derivative: Where the function's derivative is all that backward reads it for, and comes from the output at less cost.
     """
 
     name: str
     source: str
     inverse: Inverse
     permuted: bool = False
+    derivative: Derivative | None = None
 
 
 @dataclass(frozen=True)

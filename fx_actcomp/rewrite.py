@@ -18,9 +18,10 @@ from torch import Tensor, fx
 from ._torch import saved_output_descriptor, saved_without_version_check
 from .choice import Choice, Pin, Plan
 from .codecs import Layout, Noise, Parts, Reference, Traits, codec_named
+from .codecs.inverse import Invert
 from .contract import contract
 from .nodes import aliases, is_symbol, numel, outputs, packet, reshaped_base, step_input, storage_base, value
-from .records import Normalized
+from .records import Derivative, Inversion, Normalized
 from .saved import pair_saved
 from .splice import insert, trace
 
@@ -77,6 +78,9 @@ class _Editor:
         parts = self._save(unit, choice.codec or "", choice.traits, self._after_last_use(unit, choice.norm), choice.norm)
         if codec.contracts(choice.traits):
             self._contract(choice, unit, parts)
+            return
+        if choice.inversion is not None and choice.inversion.derivative is not None:
+            self._differentiate(choice, choice.inversion, choice.inversion.derivative, parts)
             return
         for member in members:
             if member.image:
@@ -171,6 +175,26 @@ class _Editor:
                 contract(user, [slot.backward for slot in parts], codec_named(choice.codec or ""), Layout.of(held))
         self.slots[choice.saved.name] = parts
 
+    def _differentiate(self, choice: Choice, inversion: Inversion, derivative: Derivative, parts: list[Slot]) -> None:
+        """Multiply by the derivative of a function at its input, which isn't restored."""
+        names = {node.name: node for node in self.backward.nodes}
+        made, gradient = names[derivative.made], names[derivative.gradient]
+        held, result, codec = value(self._node(choice.saved.name)), value(made), codec_named(choice.codec or "")
+        assert held is not None
+        assert result is not None
+        assert isinstance(codec, Invert)
+        layout, target = Layout.of(held), Layout.of(result)
+        inputs = [gradient, *(slot.backward for slot in parts), self._carry(self._node(inversion.source), made)]
+        inputs += self._symbols((*layout.shape, *layout.stride, *target.shape, *target.stride))
+
+        def multiply(g: Tensor, *given: Tensor) -> Tensor:
+            known = replace(choice.traits, output=_in_order(given[len(parts)], inversion))
+            slope = codec.derivative(given[: len(parts)], layout, known)
+            return target.restore((g.reshape(target.shape) * slope.reshape(target.shape)).to(target.dtype))
+
+        made.replace_all_uses_with(insert(trace(multiply, inputs), self.backward, inputs, made, made)[0])
+        self.slots[choice.saved.name] = parts
+
     def pin(self, pin: Pin) -> None:
         """Move a decision to forward."""
         taken = next(node for node in self.backward.nodes if node.name == pin.decision.name)
@@ -227,8 +251,7 @@ class _Editor:
         def decompress(held: Parts, layout: Layout, _: Traits, *beside: Tensor) -> Tensor:
             known = replace(traits, reference=_reference(norm, beside)) if norm else traits
             if inversion is not None:
-                output = Layout.of(beside[0]).to_memory(beside[0]) if inversion.permuted else beside[0]
-                known = replace(traits, output=output)
+                known = replace(traits, output=_in_order(beside[0], inversion))
             return codec.rectify(held, layout, known) if choice.rectified else codec.decompress(held, layout, known)
 
         return self._decompress(parts, references, node, decompress, traits, before)
@@ -315,6 +338,11 @@ class _Editor:
         for node in old:
             if node not in kept and node in self.taken:
                 self.backward.erase_node(node)
+
+
+def _in_order(output: Tensor, inversion: Inversion) -> Tensor:
+    """The saved output, with its elements in the order of the input's."""
+    return Layout.of(output).to_memory(output) if inversion.permuted else output
 
 
 def _first_arg(node: fx.Node) -> fx.Node:

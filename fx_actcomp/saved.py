@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
 
 from .annotate import annotation
+from .derivatives import find_derivative
 from .inversions import find_inversions, find_products
 from .nodes import (
     is_cast,
@@ -143,14 +144,20 @@ def find_saved(forward: fx.Graph, backward: fx.Graph, *, num_outputs: int, stati
     kinds = {node: record.kind for node, record in zip(nodes, records, strict=True)}
     parameters = {node for node, position in inputs.items() if position in static_inputs}
     images = find_images(kinds, parameters)
+    inversions = find_inversions(kinds, {node.name for node in backward.nodes if node.op == "call_function"})
+    placeholders = {node.name: taken for node, taken in saved}
     affine = {image.name for image in images}
     return Boundary(
         saved=tuple(records),
         decisions=tuple(found.decisions.values()),
         norms=find_norms(forward, nodes, parameters),
         images=(*images, *(image for image in find_products(kinds, parameters) if image.name not in affine)),
-        inversions=find_inversions(kinds, {node.name for node in backward.nodes if node.op == "call_function"}),
+        inversions=tuple(_with_derivative(inversion, placeholders[inversion.name]) for inversion in inversions),
     )
+
+
+def _with_derivative(inversion: Inversion, x: fx.Node) -> Inversion:
+    return replace(inversion, derivative=find_derivative(x, inversion.inverse)) if inversion.inverse.differentiates else inversion
 
 
 def _kind(node: fx.Node, base: fx.Node, inputs: dict[fx.Node, int], static_inputs: Collection[int], theirs: set[fx.Node]) -> Kind:

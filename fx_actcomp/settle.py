@@ -26,7 +26,10 @@ def settle_decisions(boundary: Boundary, choices: dict[str, Choice], droppable: 
     """
     while True:
         lossy = {name for name, choice in choices.items() if choice.moves_decisions}
-        needed = [d for d in boundary.decisions if lossy.intersection(d.sources) and not _sign_exact(d, choices)]
+        gone = _unread(choices)
+        needed = [
+            d for d in boundary.decisions if lossy.intersection(d.sources) and not _sign_exact(d, choices) and d.name not in gone
+        ]
         stuck = [d for d in needed if d.bits is None] or _too_dear(needed, lossy, choices)
         if not stuck:
             break
@@ -37,6 +40,12 @@ def settle_decisions(boundary: Boundary, choices: dict[str, Choice], droppable: 
     pinned = {d.name: d for d in needed}
     pinned.update(_drop_decided(boundary, choices, droppable, pinned))
     return tuple(_pin(d) for d in boundary.decisions if d.name in pinned)
+
+
+def _unread(choices: Mapping[str, Choice]) -> set[str]:
+    """Nodes of backward that a derivative taken from the output replaces, decisions among them."""
+    inversions = [choice.inversion for choice in choices.values() if choice.inversion is not None]
+    return {name for inversion in inversions if inversion.derivative is not None for name in inversion.derivative.inside}
 
 
 def _sign_exact(decision: Decision, choices: dict[str, Choice]) -> bool:

@@ -84,7 +84,8 @@ def share_inverted(boundary: Boundary, choices: dict[str, Choice], wanted: Wante
         traits = replace(mine.traits, inverse=inversion.inverse)
         nbytes = measure(mine.saved.name, CODECS["invert"], traits)
         if isinstance(nbytes, int) and nbytes < mine.saved.nbytes:
-            reason = f"restored from {inversion.source}, {inversion.inverse} of it"
+            what = "its derivative taken" if inversion.derivative else "restored"
+            reason = f"{what} from {inversion.source}, {inversion.inverse} of it"
             choices[mine.saved.name] = replace(
                 mine, codec="invert", traits=traits, reason=reason, nbytes=nbytes, inversion=inversion
             )

@@ -16,7 +16,7 @@ FUNCTIONS = {
     "silu by hand": (lambda x: x * torch.sigmoid(x), 1, 0),
     "quick_gelu": (lambda x: x * torch.sigmoid(1.702 * x), 1, 0),
     "gelu_new": (lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x.pow(3)))), 1, 0),
-    "mish": (nn.Mish(), 1, 1),
+    "mish": (nn.Mish(), 1, 0),
     "hardswish": (nn.Hardswish(), 1, 2),
     "softplus": (F.softplus, 0, 1),
     "softplus 3": (nn.Softplus(3.0), 0, 1),

@@ -45,12 +45,20 @@ class Invert(Codec):
 
     def decompress(self, parts: Parts, layout: Layout, traits: Traits) -> Tensor:
         """The input, from ``traits.output``."""
+        y, left = self._held(parts, layout, traits)
+        most = torch.finfo(layout.dtype).max
+        return layout.restore(_inverse(traits).restore(y, left).clamp(-most, most).to(layout.dtype))
+
+    def derivative(self, parts: Parts, layout: Layout, traits: Traits) -> Tensor:
+        """The derivative at the input, from ``traits.output``; in at least fp32."""
+        return _inverse(traits).derivative(*self._held(parts, layout, traits))
+
+    def _held(self, parts: Parts, layout: Layout, traits: Traits) -> tuple[Tensor, Tensor | None]:
+        """The output, in the type to compute in, and the branch."""
         if traits.output is None:
             raise ValueError(f"codec {self.name!r} was given no Traits.output to restore the input from")
         left = layout.from_memory(unpack(parts[0], 1, memory_shape(layout)).to(torch.bool)) if parts else None
-        y = traits.output.reshape(layout.shape).to(computed_in(layout.dtype))
-        most = torch.finfo(layout.dtype).max
-        return layout.restore(_inverse(traits).restore(y, left).clamp(-most, most).to(layout.dtype))
+        return traits.output.reshape(layout.shape).to(computed_in(layout.dtype)), left
 
 
 def _inverse(traits: Traits) -> Inverse:

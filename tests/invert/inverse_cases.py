@@ -100,3 +100,18 @@ def bisected(case, x, y):
 def off(case, x, back):
     """Error of the derivative at what came back."""
     return (derivative(case, back, x) - derivative(case, x)).abs()
+
+
+def differentiated(case, x, y=None):
+    """Both ways to the derivative from an output that is rounded to the type of x: through the input, and without it."""
+    y = case.function(x) if y is None else y
+    ways = [derivative(case, restored(case, x, y), x)]
+    if case.inverse.differentiates:
+        ways.append(case.inverse.derivative(y.float(), case.inverse.branch(x)).double())
+    return ways
+
+
+def worst(case, x, within=None):
+    """The largest error of each way."""
+    exact = derivative(case, x)
+    return [(found - exact).abs()[slice(None) if within is None else within].max() for found in differentiated(case, x)]
