@@ -76,14 +76,14 @@ class Smooth(Inverse):
         table = TABLES[self.name]
         z = y * self.scale if self.scale != 1 else y
         t = _above(z, table.y).sqrt().clamp_max(table.rise.middle + table.rise.half)
-        slope: Tensor = t * torch.where(left, _ratio(table.fall, t) * (z * (1 / table.y)), _ratio(table.rise, t))
-        return slope
+        return t * torch.where(left, _ratio(table.fall, t) * (z * (1 / table.y)), _ratio(table.rise, t))
 
 
 def _above(z: Tensor, lowest: float) -> Tensor:
     """Height above the minimum, which is no number of z's type: subtracted in two parts, the first of which is exact near it."""
     (high,) = struct.unpack("f", struct.pack("f", lowest))
-    return ((z - high) - (lowest - high)).clamp_min(0)
+    above: Tensor = (z - high) - (lowest - high)
+    return above.clamp_min(0)
 
 
 _LARGE = 1e4
@@ -98,8 +98,7 @@ def _polynomial(piece: Piece, v: Tensor) -> Tensor:
 
 def _ratio(ratio: Ratio, t: Tensor) -> Tensor:
     v = t * (1 / ratio.half) - ratio.middle / ratio.half
-    found: Tensor = _horner(ratio.above, v) / _horner(ratio.below, v)
-    return found
+    return _horner(ratio.above, v) / _horner(ratio.below, v)
 
 
 def _horner(powers: Sequence[float], z: Tensor) -> Tensor:
