@@ -10,6 +10,7 @@ import contextlib
 import functools
 import importlib
 import itertools
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -43,6 +44,7 @@ PRIVATE_NAMES = (
     "torch._subclasses.fake_tensor.FakeTensor",
     "torch._subclasses.fake_tensor.FakeTensorMode",
     "torch._subclasses.fake_tensor.unset_fake_temporarily",
+    "torch.distributed.fsdp._fully_shard._fsdp_state._get_module_fsdp_state",
     "torch.fx.experimental.proxy_tensor.make_fx",
     "torch.fx.traceback.annotate",
 )
@@ -175,6 +177,18 @@ def compile_aot(
     aot_autograd = private("torch._dynamo.backends.common.aot_autograd")
     backend = aot_autograd(fw_compiler=run, bw_compiler=run, partition_fn=partition, decompositions=inductor_decompositions())
     return backend(gm, inputs)  # type: ignore[no-any-return]
+
+
+def unsharded_parameters(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """What FSDP2 hands to forward in its parameters' stead; between steps the model itself shows the shards alone."""
+    if "torch.distributed.fsdp" not in sys.modules:
+        return
+    state_of = private("torch.distributed.fsdp._fully_shard._fsdp_state._get_module_fsdp_state")
+    for state in filter(None, map(state_of, model.modules())):
+        for group in state._fsdp_param_groups:
+            for parameter in group.fsdp_params:
+                if hasattr(parameter, "_unsharded_param"):  # from the first gathering on
+                    yield parameter._unsharded_param
 
 
 _compilations = itertools.count()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ._torch import compile_inductor, copy_dynamo_graph, is_fake, is_whole_graph, warn_untested
+from ._torch import compile_inductor, copy_dynamo_graph, is_whole_graph, warn_untested
 from .annotate import annotation
 from .choice import Plan
 from .compile import compile_graph, trace_graph
@@ -54,17 +54,14 @@ def actcomp(
         session.rederive = _rederive(again, settings, partitioner)
     keep(session)
     _tell(session, whole=is_whole_graph(gm))
-    return _adopting(compiled, session) if any(map(is_fake, example_inputs)) else compiled
+    return _noting(compiled, session)
 
 
-def _adopting(compiled: Callable[..., Any], session: Session) -> Callable[..., Any]:
-    """Show the session the real inputs, where Dynamo compiled on fake ones (DDP's pieces)."""
-    session.awaits_inputs = True
+def _noting(compiled: Callable[..., Any], session: Session) -> Callable[..., Any]:
+    """Show the session whose parameters each call brings: equal layers share a graph, and DDP compiles on fake inputs."""
 
     def run(*args: Any) -> Any:
-        if session.awaits_inputs and not any(map(is_fake, args)):  # DDP runs each piece once on fake inputs, too
-            session.adopt(args)
-            session.awaits_inputs = False
+        session.note(args)
         return compiled(*args)
 
     return run

@@ -17,7 +17,7 @@ from torch import fx
 from ._torch import CustomPartitionerFn, fake_mode, fake_mode_of, log_artifact, stock_partition
 from .choice import Plan
 from .codecs import Codec, Layout, Noise, Reference, Traits, codec_named, codec_sources
-from .nodes import is_tangent, storage_base, stored_bytes, value
+from .nodes import is_symbol, is_tangent, storage_base, stored_bytes, value
 from .options import Settings
 from .plan import make_plan
 from .policy import policy_of
@@ -206,9 +206,10 @@ def check(forward: fx.Graph, backward: fx.Graph, plan: Plan, num_outputs: int) -
     targets = [node.target for node in backward.find_nodes(op="placeholder")]
     if len(set(targets)) != len(targets):
         raise RuntimeError(f"two inputs of backward have the same name: {sorted(map(str, targets))}")
-    symbols = [node for node in saved if value(node) is None]
+    symbols = [node for node in saved if is_symbol(node)]
     tensors = [node for node in saved if value(node) is not None]
-    expected = symbols + tensors
+    others = [node for node in saved if value(node) is None and not is_symbol(node)]  # a DTensor's mesh, say
+    expected = symbols + tensors + others
     if len(taken) < len(expected):
         raise RuntimeError(f"forward saves {len(expected)} values, backward takes {len(taken)}")
     for given, placeholder in zip(expected, taken, strict=False):

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ._torch import compile_id
+from ._torch import compile_id, is_fake, unsharded_parameters
 from .choice import Plan
 from .options import Settings
 
@@ -31,9 +31,10 @@ class Session:
         failures: Errors of ours after which the stock partition was used.
         rederive: Makes the plans again by tracing, where a cache hit kept the partitioner from being called.
         rederived: Whether ``plans`` was made that way.
-        parameters: The graph's inputs, weakly.
+        place: Position of the first parameter among the graph's inputs; None where it has none.
+        groups: The parameters that a call brought, weakly, by the first one's identity: equal layers run one graph, each with
+            its own. Of a graph without parameters the tensors that it was compiled with.
         frame: Which frame of Python it is of, and which compilation of that frame.
-        awaits_inputs: Whether only fake inputs are known so far (DDP compiles its pieces on these).
     """
 
     settings: Settings
@@ -41,17 +42,28 @@ class Session:
     failures: list[str] = field(default_factory=list)
     rederive: Callable[[], list[Plan]] | None = None
     rederived: bool = False
-    parameters: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+    place: int | None = None
+    groups: dict[int, list[weakref.ref[torch.Tensor]]] = field(default_factory=dict)
     frame: tuple[int, int] | None = field(default_factory=compile_id)
-    awaits_inputs: bool = False
 
-    def adopt(self, inputs: Sequence[Any]) -> None:
-        """Remember the graph's inputs, weakly."""
-        self.parameters = [weakref.ref(x) for x in inputs if isinstance(x, torch.Tensor)]
+    def note(self, inputs: Sequence[Any]) -> None:
+        """Remember whose parameters a call brings; fake ones (DDP compiles its pieces on these, and runs them once) are none."""
+        first = inputs[self.place] if self.place is not None else None
+        held = self.groups.get(id(first))
+        if (held is None or (first is not None and held[0]() is not first)) and not any(map(is_fake, inputs)):
+            kind = torch.Tensor if first is None else torch.nn.Parameter
+            self.groups = {key: group for key, group in self.groups.items() if _alive(group)}
+            self.groups[id(first)] = [weakref.ref(x) for x in inputs if isinstance(x, kind)]
 
-    def belongs_to(self, ids: set[int]) -> bool:
-        """Whether one of the graph's inputs is one of these tensors."""
-        return any(id(held) in ids for ref in self.parameters if (held := ref()) is not None)
+    def owners(self, ids: set[int]) -> list[set[int]]:
+        """Of each group that has some of these tensors, which."""
+        mine = [{id(held) for ref in group if (held := ref()) is not None} & ids for group in self.groups.values()]
+        return [owned for owned in mine if owned]
+
+    @property
+    def trains(self) -> bool:
+        """Whether its graph has a backward."""
+        return bool(self.all_plans() or self.failures)
 
     def all_plans(self) -> list[Plan]:
         """The plans, made again where a cache hit left none."""
@@ -69,8 +81,8 @@ _lock = threading.Lock()
 @contextlib.contextmanager
 def open_session(settings: Settings, inputs: Sequence[Any]) -> Iterator[Session]:
     """A session around one compilation; it is kept as long as one of its parameters lives."""
-    session = Session(settings)
-    session.adopt(inputs)
+    session = Session(settings, place=next((i for i, x in enumerate(inputs) if isinstance(x, torch.nn.Parameter)), None))
+    session.note(inputs)
     token = _current.set(session)
     try:
         yield session
@@ -93,7 +105,7 @@ def keep(session: Session) -> None:
     if _apart.get():
         return
     with _lock:
-        _sessions[:] = [s for s in _sessions if s.awaits_inputs or any(ref() is not None for ref in s.parameters)]
+        _sessions[:] = [s for s in _sessions if not s.groups or any(map(_alive, s.groups.values()))]
         _sessions.append(session)
 
 
@@ -110,16 +122,30 @@ def note_failure(cause: str) -> None:
 
 
 def sessions_of(model: torch.nn.Module) -> list[Session]:
-    """The sessions whose graphs read a parameter or buffer of ``model``, in the order of compilation.
+    """The sessions whose graphs read a parameter or buffer of ``model``, in the order of compilation; one for each layer.
 
-    Of a frame that was compiled several times (other sizes, another policy), only the last compilation that trains counts:
-    they are alternatives. Pieces of one compilation (DDP buckets) and other frames (graph breaks) add up.
+    Where a frame was compiled several times for the same parameters (other sizes, another policy), only the last compilation
+    that trains counts: they are alternatives. Pieces of one compilation (DDP buckets), other frames (graph breaks) and layers
+    that run one graph with parameters of their own add up.
     """
-    ids = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    ids = {id(tensor) for tensor in (*model.parameters(), *model.buffers(), *unsharded_parameters(model))}
     with _lock:
-        mine = [session for session in _sessions if session.belongs_to(ids)]
-    latest: dict[int, tuple[int, int]] = {}
-    for session in mine:
-        if session.frame is not None and (session.all_plans() or session.failures):
-            latest[session.frame[0]] = session.frame
-    return [s for s in mine if s.frame is None or latest.get(s.frame[0], s.frame) == s.frame]
+        sessions = list(_sessions)
+    mine = [(session, owned) for session in sessions for owned in session.owners(ids)]
+    kept: list[Session] = []
+    for i, (session, owned) in enumerate(mine):
+        rivals = mine if not session.trains else mine[i + 1 :]
+        if not any(_replaces(rival, session) and owned & theirs for rival, theirs in rivals):
+            kept.append(session)
+    return kept
+
+
+def _replaces(rival: Session, session: Session) -> bool:
+    """Whether one is another compilation of the other's frame, and trains."""
+    if session.frame is None or rival.frame is None:
+        return False
+    return rival.frame[0] == session.frame[0] and rival.frame != session.frame and rival.trains
+
+
+def _alive(group: Sequence[weakref.ref[torch.Tensor]]) -> bool:
+    return any(ref() is not None for ref in group)

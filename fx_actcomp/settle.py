@@ -26,17 +26,17 @@ def settle_decisions(boundary: Boundary, choices: dict[str, Choice], droppable: 
     """
     while True:
         lossy = {name for name, choice in choices.items() if choice.moves_decisions}
-        gone = _unread(choices)
+        unread = _unread(choices)
         needed = [
-            d for d in boundary.decisions if lossy.intersection(d.sources) and not _sign_exact(d, choices) and d.name not in gone
+            d for d in boundary.decisions if d.name not in unread and lossy.intersection(d.sources) and not _sign_exact(d, choices)
         ]
-        stuck = [d for d in needed if d.bits is None] or _too_dear(needed, lossy, choices)
+        stuck = [(name, d) for d in needed if d.bits is None for name in d.sources if name in lossy]
+        stuck = stuck or _too_dear(needed, lossy, choices)
         if not stuck:
             break
-        for decision in stuck:
-            for name in lossy.intersection(decision.sources):
-                why = decision.obstacle or "its packed decisions and codes would take more than it does"
-                _keep(choices, name, f"decision {decision.op} can't be pinned: {why}")
+        for name, decision in stuck:
+            why = decision.obstacle or "its packed decisions and codes would take more than it does"
+            _keep(choices, name, f"decision {decision.op} can't be pinned: {why}")
     pinned = {d.name: d for d in needed}
     pinned.update(_drop_decided(boundary, choices, droppable, pinned))
     return tuple(_pin(d) for d in boundary.decisions if d.name in pinned)
@@ -60,15 +60,19 @@ def _pin(decision: Decision) -> Pin:
     return Pin(decision, "bits" if decision.bits == 1 else "ternary")
 
 
-def _too_dear(needed: list[Decision], lossy: set[str], choices: dict[str, Choice]) -> list[Decision]:
-    """Decisions whose bits, with the codes of the value they are taken from, outweigh the value itself."""
-    for name in lossy:
+def _too_dear(needed: list[Decision], lossy: set[str], choices: dict[str, Choice]) -> list[tuple[str, Decision]]:
+    """Values that their own codes outweigh, with the bits of the decisions taken from them; and the first of these each.
+
+    Each is judged alone, whatever becomes of the others that a decision is taken from: so their order doesn't matter.
+    """
+    found = []
+    for name in (name for name in choices if name in lossy):
         mine = [d for d in needed if name in d.sources]
         before = sum(c.saved.nbytes for c in choices.values() if c.unit == choices[name].unit)
         after = sum(c.nbytes for c in choices.values() if c.unit == choices[name].unit)
         if mine and before and after + sum(d.nbytes for d in mine) >= before:
-            return mine
-    return []
+            found.append((name, mine[0]))
+    return found
 
 
 def _keep(choices: dict[str, Choice], name: str, reason: str) -> None:
