@@ -33,6 +33,7 @@ PRIVATE_NAMES = (
     "torch._inductor.list_mode_options",
     "torch._dynamo.backends.common.aot_autograd",
     "torch._dynamo.config.patch",
+    "torch._dynamo.convert_frame.compile_lock",
     "torch._dynamo.source.ConstantSource",
     "torch._functorch.config.patch",
     "torch._functorch._aot_autograd.descriptors.SavedForBackwardsAOTOutput",
@@ -206,6 +207,11 @@ def compile_id() -> tuple[int, int] | None:
     if not hasattr(context, "actcomp_compilation"):
         context.actcomp_compilation = next(_compilations)
     return int(current.frame_id), int(context.actcomp_compilation)
+
+
+def compile_lock() -> AbstractContextManager[object]:
+    """What Dynamo holds while it compiles: one thread at a time traces."""
+    return private("torch._dynamo.convert_frame.compile_lock")  # type: ignore[no-any-return]
 
 
 def dynamo_patch(**values: Any) -> AbstractContextManager[None]:

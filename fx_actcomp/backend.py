@@ -11,7 +11,6 @@ from torch import fx
 
 from ._torch import compile_inductor, copy_dynamo_graph, is_whole_graph, warn_untested
 from .annotate import annotation
-from .choice import Plan
 from .compile import compile_graph, trace_graph
 from .options import Settings, disabled, parse_options
 from .overrides import Overrides, check_codec
@@ -73,18 +72,19 @@ def annotations_of(gm: fx.GraphModule) -> tuple[str, ...]:
     Raises:
         ValueError: One names no codec; the message lists what there is.
     """
-    marks = [(i, annotation(node)) for i, node in enumerate(gm.graph.nodes)]
+    graphs = [part.graph for part in gm.modules() if isinstance(part, fx.GraphModule)]  # with those of checkpoints and the like
+    marks = [(i, annotation(node)) for i, node in enumerate(node for graph in graphs for node in graph.nodes)]
     return tuple(f"{i}:{check_codec(mark, 'fx_actcomp.annotate')}" for i, mark in marks if mark is not None)
 
 
-def _rederive(gm: fx.GraphModule, settings: Settings, partitioner: ActcompPartitioner) -> Callable[[], list[Plan]]:
+def _rederive(gm: fx.GraphModule, settings: Settings, partitioner: ActcompPartitioner) -> Callable[[], Session]:
     """Plan again what a cache hit compiled without us, on the fake tensors that Dynamo left on the graph."""
 
-    def trace() -> list[Plan]:
+    def trace() -> Session:
         fakes = [node.meta["example_value"] for node in gm.graph.find_nodes(op="placeholder")]
         with open_session(settings, fakes) as session:
             trace_graph(gm, fakes, settings, partitioner)
-        return session.plans
+        return session
 
     return trace
 
@@ -111,5 +111,10 @@ def _tell(session: Session, *, whole: bool) -> None:
                 "They name what a report prints as module::aten.op; fx_actcomp.report(model) shows it",
                 stacklevel=2,
             )
-    if settings.report is not None and session.plans:
-        Report.of([session]).save(settings.report)
+    if settings.report is not None and session.all_plans():
+        try:
+            Report.of([session]).save(settings.report)
+        except OSError as error:
+            if settings.strict:
+                raise
+            warnings.warn(f"fx_actcomp could not write its report: {error}", stacklevel=2)

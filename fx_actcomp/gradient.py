@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from .backend import actcomp
 from .explain import compile_apart, untouched
 from .options import parse_options
+from .report import printable
 
 Loss = Callable[[Any], Tensor]
 
@@ -45,7 +46,7 @@ class GradientError:
 
     def __str__(self) -> str:
         worst = max(self.per_parameter.items(), key=lambda item: item[1].relative, default=None)
-        tail = f"; worst {worst[0]}: {worst[1].relative:.2e}" if worst else ""
+        tail = f"; worst {printable(worst[0])}: {worst[1].relative:.2e}" if worst else ""
         return f"relative {self.relative:.3e}, cosine {self.cosine:.6f}{tail}"
 
 

@@ -130,10 +130,11 @@ def policy_named(given: Spec | os.PathLike[str] | Policy) -> Policy:
             f"unknown policy {str(given)!r}; there are: {', '.join({**POLICIES, **CODECS})}, a Policy, or a path to a .toml or "
             ".json file"
         )
-    text = path.read_text(encoding="utf-8")
+    content = path.read_bytes()
     try:
+        text = content.decode()
         data = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"policy file {path} can't be read: {error}") from error
     if not isinstance(data, dict):
         raise ValueError(f"policy file {path} holds {type(data).__name__}; expected a table with the keys of a policy")

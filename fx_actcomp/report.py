@@ -7,9 +7,9 @@ import itertools
 import json
 import os
 import re
-import tempfile
+import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from tabulate import tabulate
@@ -125,6 +125,27 @@ class Report:
         """Write :meth:`to_dict` to a file, in one step: a reader sees the old file or the new one."""
         _write(Path(path), json.dumps(self.to_dict(), indent=1))
 
+    @staticmethod
+    def from_json(path: str | os.PathLike[str]) -> Report:
+        """Read what :meth:`to_json` wrote.
+
+        Raises:
+            ValueError: The file is damaged, or no report.
+            FileNotFoundError: There is no such file.
+        """
+        text = Path(path).read_bytes()
+        try:
+            data = json.loads(text)
+            rows = tuple(Row(**{**row, "shape": tuple(row["shape"]), "used_by": tuple(row["used_by"])}) for row in data["saved"])
+            read = Report(
+                data["policy"], rows, data["graphs"], tuple(data["unmatched"]), tuple(data["failures"]), data["rederived"]
+            )
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise ValueError(f"{path} is no report, or a damaged one ({type(error).__name__}: {error})") from error
+        if not (_typed(read) and all(map(_typed, rows)) and json.loads(json.dumps(read.to_dict())) == data):
+            raise ValueError(f"{path} is no report, or a damaged one: a value is of another type, or one too many")
+        return read
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the report; the suffix chooses JSON (``.json``) or text."""
         if Path(path).suffix == ".json":
@@ -144,11 +165,12 @@ class Report:
         groups = _folded(rows) if fold else [[row] for row in rows]
         head = ["#", "name", "module", "op", "shape", "dtype", "MiB"]
         head += ["MiB after", "codec", "used by", "reason"] if plan else ["used by"]
-        return tabulate([_cells(group, plan) for group in groups], head, disable_numparse=True, colalign=_align(head))
+        cells = [[printable(cell) for cell in _cells(group, plan)] for group in groups]
+        return tabulate(cells, head, disable_numparse=True, colalign=_align(head))
 
     def __str__(self) -> str:
         if not self.saved:
-            return f"policy {self.policy}: no graph of the model saves anything for backward" + self._notes()
+            return f"policy {printable(self.policy)}: no graph of the model saves anything for backward" + self._notes()
         return f"{self.table()}\n\n{self._sums()}{self._notes()}"
 
     def _sums(self) -> str:
@@ -156,7 +178,7 @@ class Report:
         before, after = sum(row.bytes_before for row in ours), sum(row.bytes_after for row in ours)
         lines = [
             f"saved for backward: {_change(self.bytes_before, self.bytes_after)}, "
-            f"policy {self.policy}, {self.graphs} graph{'s' * (self.graphs != 1)}",
+            f"policy {printable(self.policy)}, {self.graphs} graph{'s' * (self.graphs != 1)}",
             f"of these, values, masks and indices: {_change(before, after)}",
         ]
         alive = sum(1 for row in self.saved if row.alive_anyway)
@@ -168,7 +190,23 @@ class Report:
         notes = [f"override {pattern!r} matched no saved activation" for pattern in self.unmatched]
         notes += [f"left as torch compiles it: {failure}" for failure in self.failures]
         notes += ["planned again by tracing: a compiler cache answered in our stead"] * self.rederived
-        return "".join(f"\n{note}" for note in notes)
+        return "".join(f"\n{printable(note)}" for note in notes)
+
+
+def printable(text: str) -> str:
+    """A text in one line that does nothing to a terminal: line ends, escapes and the like as Python writes them in strings."""
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+
+
+def _typed(part: Report | Row) -> bool:
+    """Whether each attribute is of the type that is written beside it."""
+    kinds = {"int": int, "str": str, "bool": bool, "Row": Row}
+    for field in fields(part):
+        allowed = [kind for name, kind in kinds.items() if name in str(field.type)]
+        held = getattr(part, field.name)
+        if not all(type(one) in allowed for one in (held if isinstance(held, tuple) else (held,))):
+            return False
+    return True
 
 
 def _rows(plan: Plan, graph: int) -> Iterable[Row]:
@@ -252,14 +290,11 @@ def _ratio(before: int, after: int) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file in one step, beside its name, with the permissions that the user's umask gives."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent or ".", prefix=f".{path.name}.")
+    """Write a file in one step, beside its name, with the permissions of any new file of the user's."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with open(temporary, "x", encoding="utf-8") as file:  # "x": never through a link, nor over another's file
             file.write(text)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, fx
 
 from ._torch import saved_output_descriptor, saved_without_version_check
@@ -148,7 +149,7 @@ class _Editor:
     def _reshape(self, held: fx.Node, like: fx.Node, before: fx.Node) -> fx.Node:
         """The same elements in the shape of a forward node."""
         shape = like.meta["val"].shape
-        inputs = [held, *self._symbols(shape)]
+        inputs = [held, *self._symbols(like)]
         made: fx.Node = insert(trace(lambda x, *_: x.reshape(shape), inputs), self.backward, inputs, before, like)[0]
         return made
 
@@ -263,7 +264,7 @@ class _Editor:
         held = value(node)
         assert held is not None
         layout = Layout.of(held)
-        inputs = [*(slot.backward for slot in parts), *beside, *self._symbols((*layout.shape, *layout.stride))]
+        inputs = [*(slot.backward for slot in parts), *beside, *self._symbols(node)]
         first, second = len(parts), len(parts) + len(beside)
         traced = trace(lambda *args: decompress(args[:first], layout, traits, *args[first:second]), inputs)
         restored: fx.Node = insert(traced, self.backward, inputs, before, node)[0]
@@ -272,11 +273,28 @@ class _Editor:
                 made.meta.setdefault("autograd_backward", True)
         return restored
 
-    def _symbols(self, numbers: Iterable[object]) -> list[fx.Node]:
-        """Backward's symbolic sizes, for sizes and strides of which some are symbolic."""
-        if all(isinstance(number, int) for number in numbers):
+    def _symbols(self, node: fx.Node) -> list[fx.Node]:
+        """Backward's symbolic sizes, for a forward node of which sizes or strides are symbolic.
+
+        What is no product of symbols (a power, a quotient) torch can't compute again from these: forward hands it over.
+        """
+        held = value(node)
+        assert held is not None
+        if all(isinstance(number, int) for number in (*held.shape, *held.stride())):
             return []
-        return [node for node in self.placeholders.values() if is_symbol(node)]
+        known = [slot.backward for group in self.slots.values() for slot in group if is_symbol(slot.forward)]
+        said = {str(symbol.meta["val"]) for symbol in known}
+        for read, numbers in ((torch.ops.aten.sym_size.int, held.shape), (torch.ops.aten.sym_stride.int, held.stride())):
+            for d, number in enumerate(numbers):
+                if not re.fullmatch(r"\w+(\*\w+)*", str(number)) and str(number) not in said:
+                    with self.forward.inserting_after(node):
+                        made = self.forward.call_function(read, (node, d))
+                    made.meta["val"] = number
+                    slot = Slot(made, self._placeholder(made, f"{node.name}_size"))
+                    self.slots[f"size {number}"] = [slot]
+                    known.append(slot.backward)
+                    said.add(str(number))
+        return known
 
     def _replay(self, node: fx.Node, unit: fx.Node, restored: fx.Node, before: fx.Node) -> fx.Node:
         """Make a view of the compressed base again in backward."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ._torch import compile_id, is_fake, unsharded_parameters
+from ._torch import compile_id, compile_lock, is_fake, unsharded_parameters
 from .choice import Plan
 from .options import Settings
 
@@ -29,8 +29,8 @@ class Session:
         settings: What it was compiled with.
         plans: One for each partition: one where the graph trains, none where it doesn't, more with nested regions.
         failures: Errors of ours after which the stock partition was used.
-        rederive: Makes the plans again by tracing, where a cache hit kept the partitioner from being called.
-        rederived: Whether ``plans`` was made that way.
+        rederive: Compiles once more by tracing alone, where a cache hit kept the partitioner from being called.
+        rederived: Whether ``plans`` and ``failures`` were made that way.
         place: Position of the first parameter among the graph's inputs; None where it has none.
         groups: The parameters that a call brought, weakly, by the first one's identity: equal layers run one graph, each with
             its own. Of a graph without parameters the tensors that it was compiled with.
@@ -40,7 +40,7 @@ class Session:
     settings: Settings
     plans: list[Plan] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
-    rederive: Callable[[], list[Plan]] | None = None
+    rederive: Callable[[], Session] | None = None
     rederived: bool = False
     place: int | None = None
     groups: dict[int, list[weakref.ref[torch.Tensor]]] = field(default_factory=dict)
@@ -67,8 +67,11 @@ class Session:
 
     def all_plans(self) -> list[Plan]:
         """The plans, made again where a cache hit left none."""
-        if not self.plans and self.rederive is not None:
-            self.plans, self.rederive, self.rederived = self.rederive(), None, True
+        with compile_lock():  # two threads may ask, and another one may be compiling
+            if self.rederive is not None:
+                again, self.rederive = self.rederive(), None
+                self.plans, self.failures = again.plans, again.failures
+                self.rederived = bool(self.plans or self.failures)
         return self.plans
 
 

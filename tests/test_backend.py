@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import fx_actcomp
+from fx_actcomp.backend import annotations_of
 
 EAGER = {"compiler": "aot_eager", "min_bytes": 0, "strict": True}
 
@@ -199,3 +200,76 @@ def test_the_cache_key_is_the_same_in_another_process():
         "print(ActcompPartitioner(parse_options({'overrides': {'a.*': 'int4', 'b': None}})).uuid())\n"
     )
     assert run(program, PYTHONHASHSEED="1") == run(program, PYTHONHASHSEED="2")
+
+
+def saving_relu():
+    return torch.utils.checkpoint.create_selective_checkpoint_contexts([torch.ops.aten.relu.default])
+
+
+class Checkpointed(nn.Module):
+    """A region that Dynamo traces into a graph of its own, with an annotation inside."""
+
+    def __init__(self, codec):
+        super().__init__()
+        self.a, self.b, self.codec = nn.Linear(64, 256), nn.Linear(256, 64), codec
+
+    def region(self, x):
+        h = self.a(x)
+        with fx_actcomp.annotate(self.codec):
+            h = torch.relu(h)
+        return self.b(h)
+
+    def forward(self, x):
+        return torch.utils.checkpoint.checkpoint(self.region, x, use_reentrant=False, context_fn=saving_relu)
+
+
+def annotations(model, x):
+    found = []
+
+    def backend(gm, _):
+        found.append(annotations_of(gm))
+        return gm.forward
+
+    torch.compile(model, backend=backend)(x)
+    return found
+
+
+def test_annotations_inside_a_checkpoint_are_part_of_the_cache_key():
+    x = torch.randn(32, 64)
+    one, other = (annotations(Checkpointed(codec), x) for codec in ("int4", "int2"))
+    assert len(one) == len(other) == 1
+    assert one[0]
+    assert one != other
+
+
+def test_an_annotation_inside_a_checkpoint_can_round_at_random():
+    model, x = Checkpointed("int4:rounding=stochastic"), torch.randn(32, 64)
+    call = torch.compile(model, backend="actcomp", options={**EAGER, "policy": "none"})
+    one, two = gradients(call, model, x), gradients(call, model, x)
+    assert {row.codec for row in fx_actcomp.report(call).saved} >= {"int4:rounding=stochastic"}
+    assert not torch.equal(one[2], two[2])
+
+
+def test_an_unknown_annotation_inside_a_checkpoint_lists_what_there_is():
+    with pytest.raises(Exception, match=r"fx_actcomp.annotate: unknown codec 'int5'; there are"):
+        torch.compile(Checkpointed("int5"), backend="actcomp", options=EAGER)(torch.randn(32, 64))
+
+
+@pytest.mark.parametrize("policy", ["lossless", "int8", "int4"])
+def test_sizes_that_are_powers_and_quotients_of_symbols(policy):
+    class Pairs(nn.Module):
+        def forward(self, x):
+            return torch.tanh(nn.functional.dropout(x.reshape(-1, 2), 0.3)).t().contiguous().sin()
+
+    model = Pairs()
+    for shape in ((2, 6, 5, 5), (3, 4, 7, 7), (5, 2, 3, 3)):
+        results = []
+        for name in ("none", policy):
+            x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).requires_grad_()
+            torch.manual_seed(0)
+            call = torch.compile(model, backend="actcomp", dynamic=True, options={**EAGER, "policy": name})
+            y = call(x)
+            results.append((y, *torch.autograd.grad(y.square().sum(), x)))
+        (y, exact), (z, got) = results
+        assert torch.equal(y, z)
+        assert (got - exact).norm() <= {"lossless": 0.0, "int8": 0.02, "int4": 0.02}[policy] * exact.norm()

@@ -1,6 +1,7 @@
-import json
 import os
 import stat
+import threading
+import time
 
 import pytest
 
@@ -166,29 +167,20 @@ def test_values_masks_and_indices_are_ours_to_compress(kind):
     assert row(kind=kind.value).compressible
 
 
-def read(path):
-    data = json.loads(path.read_text())
-    rows = [Row(**{**saved, "shape": tuple(saved["shape"]), "used_by": tuple(saved["used_by"])}) for saved in data["saved"]]
-    assert data.pop("bytes_before") == sum(saved.bytes_before for saved in rows)
-    assert data.pop("bytes_after") == sum(saved.bytes_after for saved in rows)
-    listed = {"saved": tuple(rows), "unmatched": tuple(data["unmatched"]), "failures": tuple(data["failures"])}
-    return Report(**{**data, **listed})
-
-
 def test_a_report_goes_to_json_and_back(tmp_path):
     written = report(
         *layers("layers.0", "stem", shape=("s0", 1024)), unmatched=("haed",), failures=("why",), rederived=True, graphs=2
     )
     path = tmp_path / "report.json"
     written.to_json(path)
-    assert read(path) == written
+    assert Report.from_json(path) == written
 
 
 def test_the_suffix_chooses_json_or_text(tmp_path):
     written = report(row())
     written.save(tmp_path / "report.json")
     written.save(str(tmp_path / "report.txt"))
-    assert read(tmp_path / "report.json") == written
+    assert Report.from_json(tmp_path / "report.json") == written
     assert (tmp_path / "report.txt").read_text() == f"{written}\n"
 
 
@@ -313,8 +305,8 @@ def test_failures_are_told():
 
 def test_a_plan_made_again_by_tracing_is_marked():
     cached = session(choice())
-    plans, cached.plans = cached.plans, []
-    cached.rederive = lambda: plans
+    traced, cached.plans = session(*cached.plans[0].choices), []
+    cached.rederive = lambda: traced
     again = Report.of([cached])
     assert again.rederived
     assert again.bytes_before == 4 * MIB
@@ -322,3 +314,35 @@ def test_a_plan_made_again_by_tracing_is_marked():
 
 def test_no_session_is_an_empty_report():
     assert Report.of([]) == Report("", (), 0)
+
+
+def test_failures_behind_a_cache_are_told():
+    cached, traced = session(), session()
+    traced.failures.append("KeyError: 'x'")
+    cached.rederive = lambda: traced
+    again = Report.of([cached])
+    assert again.rederived
+    assert again.failures == ("KeyError: 'x'",)
+
+
+def test_a_graph_that_saves_nothing_was_not_planned_again():
+    cached = Session(parse_options({}), rederive=lambda: Session(parse_options({})))
+    assert not Report.of([cached]).rederived
+
+
+def test_a_plan_is_made_again_once_whoever_asks():
+    cached, traced, calls = session(), session(choice()), []
+
+    def rederive():
+        calls.append(1)
+        time.sleep(0.05)
+        return traced
+
+    cached.rederive = rederive
+    threads = [threading.Thread(target=cached.all_plans) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert calls == [1]
+    assert cached.all_plans() == traced.plans

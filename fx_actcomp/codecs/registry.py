@@ -170,5 +170,9 @@ def _said(value: object) -> object:
     code = value if isinstance(value, types.CodeType) else getattr(value, "__code__", None)
     if isinstance(code, types.CodeType):
         defaults = (getattr(value, "__defaults__", None), getattr(value, "__kwdefaults__", None))
-        return code.co_code, code.co_names, code.co_varnames, [_said(const) for const in code.co_consts], defaults
-    return value if isinstance(value, (str, bytes, int, float, complex, tuple, frozenset, type(None))) else type(value).__name__
+        return code.co_code, code.co_names, code.co_varnames, [_said(const) for const in code.co_consts], _said(defaults)
+    if isinstance(value, (list, tuple)):
+        return [_said(inner) for inner in value]
+    if isinstance(value, (set, frozenset)):  # in no order, which the process's hash seed decides
+        return sorted(repr(_said(inner)) for inner in value)
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))

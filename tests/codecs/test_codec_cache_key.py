@@ -69,6 +69,9 @@ OTHERS = {
     "an attribute": TYPED.replace('name, bits = "mine", 8', 'name, bits, side = "mine", 8, 4'),
     "another attribute": TYPED.replace('name, bits = "mine", 8', 'name, bits, side = "mine", 8, 2'),
 }
+for dtype in ("float16", "bfloat16"):
+    OTHERS[f"an attribute of {dtype}"] = TYPED.replace('"mine", 8', f'"mine", 8; kind = torch.{dtype}')
+    OTHERS[f"an argument of {dtype}"] = TYPED + f"    def more(self, kind=torch.{dtype}): return kind\n"
 DATACLASS = TYPED.replace("@register_codec", "from dataclasses import dataclass\n@register_codec\n@dataclass")
 for n in (2, 4):
     fields = f'name: str = "mine"\n    bits: int = 8\n    side: int = {n}'
@@ -81,12 +84,21 @@ for n in (2, 4):
     ("a method", "another method"),
     ("an attribute", "another attribute"),
     ("a default of 2", "a default of 4"),
+    ("an attribute of float16", "an attribute of bfloat16"),
+    ("an argument of float16", "an argument of bfloat16"),
 ])  # fmt: skip
 def test_codecs_typed_into_a_prompt_are_told_apart(one, other):
     assert typed(OTHERS[one]) != typed(OTHERS[other])
 
 
-@pytest.mark.parametrize("body", ["return (x.half(),)", "return tuple([part.half() for part in (x,)])"], ids=["plain", "nested"])
+BODIES = {
+    "plain": "return (x.half(),)",
+    "nested": "return tuple([part.half() for part in (x,)])",
+    "a function in an argument": "return (lambda y, then=(lambda z: z): then(y.half()),)[0](x),",
+}
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
 def test_a_codec_typed_into_a_prompt_again_is_the_same(body):
     source = TYPED.replace("return (x.to(torch.float16),)", body)
     assert body in source
