@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import re
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,7 +24,7 @@ from .contract import contract
 from .nodes import aliases, is_symbol, numel, outputs, packet, reshaped_base, step_input, storage_base, value
 from .records import Derivative, Inversion, Normalized
 from .saved import pair_saved
-from .splice import insert, trace
+from .splice import Splicer, kind_of
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,7 @@ class _Editor:
         self.twins: dict[fx.Node, fx.Node] = {node: names[node.name] for node in backward.nodes if node.name in names}
         self.twins.update({taken: node for node, taken in pairs})
         self.slots = {node.name: [Slot(node, taken)] for node, taken in pairs}
+        self.splice = Splicer()
 
     def compress(self, members: list[Choice]) -> None:
         """Compress one storage; restore its views and what is made again from it."""
@@ -150,8 +151,7 @@ class _Editor:
         """The same elements in the shape of a forward node."""
         shape = like.meta["val"].shape
         inputs = [held, *self._symbols(like)]
-        made: fx.Node = insert(trace(lambda x, *_: x.reshape(shape), inputs), self.backward, inputs, before, like)[0]
-        return made
+        return self.splice(lambda x, *_: x.reshape(shape), inputs, before, like, tuple(shape))[0]
 
     def _carry_new(self, node: fx.Node) -> fx.Node:
         slot = Slot(node, self._placeholder(node, f"{node.name}_carried"))
@@ -186,14 +186,15 @@ class _Editor:
         assert isinstance(codec, Invert)
         layout, target = Layout.of(held), Layout.of(result)
         inputs = [gradient, *(slot.backward for slot in parts), self._carry(self._node(inversion.source), made)]
-        inputs += self._symbols((*layout.shape, *layout.stride, *target.shape, *target.stride))
+        inputs += self._symbols(self._node(choice.saved.name))
 
         def multiply(g: Tensor, *given: Tensor) -> Tensor:
             known = replace(choice.traits, output=_in_order(given[len(parts)], inversion))
             slope = codec.derivative(given[: len(parts)], layout, known)
             return target.restore((g.reshape(target.shape) * slope.reshape(target.shape)).to(target.dtype))
 
-        made.replace_all_uses_with(insert(trace(multiply, inputs), self.backward, inputs, made, made)[0])
+        key = ("derivative", choice.traits, inversion.permuted, kind_of(self._node(choice.saved.name)), kind_of(made))
+        made.replace_all_uses_with(self.splice(multiply, inputs, made, made, key)[0])
         self.slots[choice.saved.name] = parts
 
     def pin(self, pin: Pin) -> None:
@@ -201,7 +202,8 @@ class _Editor:
         taken = next(node for node in self.backward.nodes if node.name == pin.decision.name)
         in_forward = self._copy_to_forward(taken)
         parts = self._save(in_forward, pin.codec, Traits(), in_forward.next, None)
-        restored = self._decompress(parts, [], in_forward, codec_named(pin.codec).decompress, Traits(), _first_user([taken]))
+        decompress = codec_named(pin.codec).decompress
+        restored = self._decompress(parts, [], in_forward, decompress, Traits(), _first_user([taken]), pin.codec)
         taken.replace_all_uses_with(restored)
         self.twins[restored] = in_forward
         self.slots[f"decision {taken.name}"] = parts
@@ -218,7 +220,7 @@ class _Editor:
             reference = _reference(norm, beside[len(steps) :]) if norm else None
             return codec_named(codec).compress(x, replace(traits, noise=noise, reference=reference))
 
-        made = insert(trace(compress, inputs), self.forward, inputs, before, node)
+        made = self.splice(compress, inputs, before, node, (codec, traits, _form(norm), salt if steps else None))
         slots = []
         for i, part in enumerate(made):
             placeholder = self._placeholder(part, f"{node.name}_{re.sub(r'[^0-9A-Za-z]', '_', codec)}_{i}")
@@ -255,19 +257,25 @@ class _Editor:
                 known = replace(traits, output=_in_order(beside[0], inversion))
             return codec.rectify(held, layout, known) if choice.rectified else codec.decompress(held, layout, known)
 
-        return self._decompress(parts, references, node, decompress, traits, before)
+        how = (choice.codec, choice.rectified, _form(norm), inversion is not None and inversion.permuted)
+        return self._decompress(parts, references, node, decompress, traits, before, how)
 
     def _decompress(
         self, parts: list[Slot], beside: list[fx.Node], node: fx.Node, decompress: Callable[..., Tensor], traits: Traits,
-        before: fx.Node,
+        before: fx.Node, how: Hashable,
     ) -> fx.Node:  # fmt: skip
+        """Insert what makes a tensor like ``node`` of its parts; ``how`` tells one ``decompress`` from another."""
         held = value(node)
         assert held is not None
         layout = Layout.of(held)
         inputs = [*(slot.backward for slot in parts), *beside, *self._symbols(node)]
         first, second = len(parts), len(parts) + len(beside)
-        traced = trace(lambda *args: decompress(args[:first], layout, traits, *args[first:second]), inputs)
-        restored: fx.Node = insert(traced, self.backward, inputs, before, node)[0]
+
+        def restore(*args: Tensor) -> Tensor:
+            return decompress(args[:first], layout, traits, *args[first:second])
+
+        key = (how, traits, kind_of(node), len(beside))
+        (restored,) = self.splice(restore, inputs, before, node, key)
         for made in self.backward.nodes:
             if made.op == "call_function":
                 made.meta.setdefault("autograd_backward", True)
@@ -376,6 +384,11 @@ def _reference(norm: Normalized, given: Sequence[Tensor]) -> Reference:
     weight = left.pop(0) if norm.weight else None
     bias = left.pop(0) if norm.bias else None
     return Reference(mean, rstd, weight, bias, left.pop(0) if left else None)
+
+
+def _form(norm: Normalized | None) -> Hashable:
+    """What of a norm a trace depends on: which of its tensors there are."""
+    return norm and (norm.weight is None, norm.bias is None, norm.rectified is None)
 
 
 def _first_user(nodes: list[fx.Node]) -> fx.Node:

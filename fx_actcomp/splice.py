@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import map_arg
 
 from ._torch import fake_mode_of, make_fx
 from .nodes import value
@@ -31,7 +33,9 @@ def trace(function: Callable[..., Any], inputs: Sequence[fx.Node]) -> fx.Graph:
         return tracer(*[node.meta["val"] for node in inputs]).graph
 
 
-def insert(traced: fx.Graph, graph: fx.Graph, inputs: Sequence[fx.Node], before: fx.Node, like: fx.Node) -> list[fx.Node]:
+def insert(
+    traced: fx.Graph, graph: fx.Graph, inputs: Sequence[fx.Node], before: fx.Node, like: fx.Node, *, again: bool = False
+) -> list[fx.Node]:
     """Copy a traced graph into another one.
 
     Args:
@@ -40,11 +44,14 @@ def insert(traced: fx.Graph, graph: fx.Graph, inputs: Sequence[fx.Node], before:
         inputs: Nodes of ``graph`` for the traced graph's placeholders, in order.
         before: The node before which the copies stand.
         like: The node whose module path and source line the copies take.
+        again: Whether it was inserted before, for other inputs of the same kinds: then the fake values are made anew, since
+            two nodes that share one would pass for views of one storage.
 
     Returns:
         The nodes of ``graph`` for what the traced function returned.
     """
     copies: dict[fx.Node, fx.Node] = dict(zip(traced.find_nodes(op="placeholder"), inputs, strict=True))
+    first = inputs[0].meta["val"]
     provenance = {key: like.meta[key] for key in _PROVENANCE if key in like.meta}
     with graph.inserting_before(before):
         for node in traced.nodes:
@@ -57,4 +64,53 @@ def insert(traced: fx.Graph, graph: fx.Graph, inputs: Sequence[fx.Node], before:
                 raise ValueError(f"a codec's {node.op} {node.target} is no operator; don't make tensors of Python numbers in it")
             copies[node] = graph.node_copy(node, copies.__getitem__)
             copies[node].meta.update(provenance)
+            if again:
+                copies[node].meta["val"] = _run(copies[node], fake_mode_of(first))
     raise AssertionError("a traced graph ends with its output")
+
+
+def _run(node: fx.Node, mode: AbstractContextManager[object]) -> object:
+    """The fake value of a node, from those of its arguments."""
+    assert callable(node.target)
+    args, kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    with mode, torch.no_grad():
+        return node.target(*args, **kwargs)
+
+
+def kind_of(node: fx.Node) -> Hashable:
+    """What a trace depends on of an input; None where that isn't known before it is traced, as with symbolic sizes."""
+    held = value(node)
+    if held is None or not all(isinstance(number, int) for number in (*held.shape, *held.stride())):
+        return None
+    return (*held.shape, *held.stride(), held.dtype, held.device)
+
+
+class Splicer:
+    """Puts functions into graphs; equal layers share one trace, which takes most of the time."""
+
+    def __init__(self) -> None:
+        self._traces: dict[Hashable, fx.Graph] = {}
+
+    def __call__(
+        self, function: Callable[..., Any], inputs: Sequence[fx.Node], before: fx.Node, like: fx.Node, key: Hashable
+    ) -> list[fx.Node]:
+        """Trace a function, and insert it.
+
+        Args:
+            function: See :func:`trace`.
+            inputs: Nodes for its arguments.
+            before: See :func:`insert`.
+            like: See :func:`insert`.
+            key: What the function depends on beside the kinds of its inputs: two with one key do the same.
+
+        Returns:
+            The nodes for what it returns.
+        """
+        kinds = [kind_of(node) for node in inputs]
+        if None in kinds:
+            return insert(trace(function, inputs), before.graph, inputs, before, like)
+        key = (key, *kinds)
+        again = key in self._traces
+        if not again:
+            self._traces[key] = trace(function, inputs)
+        return insert(self._traces[key], before.graph, inputs, before, like, again=again)

@@ -1,14 +1,12 @@
 """Real models, unchanged; what the bars ask of them. ``benchmarks/real_models.py`` prints the figures."""
 
 import pytest
-import torch
-
-import fx_actcomp
 
 torchvision = pytest.importorskip("torchvision", exc_type=ImportError, reason="torchvision is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
 import real_models  # noqa: E402 - it needs both
+import zoo  # noqa: E402
 
 pytestmark = [
     pytest.mark.models,
@@ -28,22 +26,16 @@ def test_it_trains_and_holds_its_bars(name):
     assert result.saving >= 3
 
 
-@pytest.fixture
-def deterministic():
-    """The same sums in the same order: atomic additions of embedding gradients differ from run to run."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
+TRANSFORMERS = ("bert", "gpt2", "llama", "t5", "vit")
+TORCHVISION = ("convnext", "efficientnet_b0", "mobilenet_v2", "resnet18", "resnext", "swin", "vit")
 
 
-@pytest.mark.usefixtures("deterministic")
-@pytest.mark.parametrize(("policy", "bound"), [("lossless", 0.0), ("invert", 2e-5)])
-@pytest.mark.parametrize("name", real_models.MODELS)
-def test_policies_without_loss_lose_nothing_and_save_no_more(name, policy, bound):
-    torch.manual_seed(0)
-    model, inputs, kwargs = real_models.MODELS[name]()
-    options = {"policy": policy, "compiler": "aot_eager", "min_bytes": 4096}
-    report = fx_actcomp.explain(model, *inputs, **options, **kwargs)
-    assert report.failures == ()
-    assert report.bytes_after <= report.bytes_before
-    assert fx_actcomp.gradient_error(model, *inputs, **options, **kwargs).relative <= bound
+@pytest.mark.parametrize("name", [f"transformers/{n}" for n in TRANSFORMERS] + [f"torchvision/{n}" for n in TORCHVISION])
+def test_policies_without_loss_lose_nothing_and_save_no_more(name):
+    exact = zoo.train(name, "float32", "none")
+    for policy, bound in (("lossless", 0.0), ("invert", 2e-5)):
+        given = zoo.train(name, "float32", policy)
+        assert given.report.failures == ()
+        assert given.report.bytes_after <= given.report.bytes_before
+        error, _ = zoo.error_of(*(steps.flat() for steps in (exact, given)))
+        assert error <= bound
