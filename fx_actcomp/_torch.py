@@ -29,6 +29,8 @@ PRIVATE_NAMES = (
     "torch._inductor.custom_graph_pass.CustomPartitionerFn",
     "torch._inductor.compile_fx.compile_fx",
     "torch._inductor.compile_fx.select_decomp_table",
+    "torch._inductor.config",
+    "torch._inductor.codegen.triton.TritonOverrides",
     "torch._inductor.list_mode_options",
     "torch._dynamo.backends.common.aot_autograd",
     "torch._dynamo.config.patch",
@@ -80,6 +82,16 @@ def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
     """Inductor's decomposition table; by way of ``compile_fx``, whose import loads what the decompositions need."""
     table: dict[Any, Callable[..., Any]] = private("torch._inductor.compile_fx.select_decomp_table")()
     return table
+
+
+def random_by_kernel(device: torch.device) -> bool:
+    """Whether Inductor's random numbers depend on the kernel that draws them, not on seed and position alone.
+
+    Since 2.13 it draws four at once in kernels of one dimension on CUDA, and others in any other kernel (pytorch #198333).
+    """
+    if device.type != "cuda" or private("torch._inductor.config").align_random_eager:
+        return False
+    return hasattr(private("torch._inductor.codegen.triton.TritonOverrides"), "_can_use_4x_random")
 
 
 def make_fx(function: Callable[..., Any]) -> Callable[..., fx.GraphModule]:
