@@ -46,6 +46,7 @@ PRIVATE_NAMES = (
     "torch._subclasses.fake_tensor.FakeTensorMode",
     "torch._subclasses.fake_tensor.unset_fake_temporarily",
     "torch.fx.experimental.proxy_tensor.make_fx",
+    "torch.fx.experimental.symbolic_shapes.optimization_hint",
     "torch.fx.traceback.annotate",
 )
 """Each name by its full path, for the test."""
@@ -64,6 +65,14 @@ def size_hint(size: Size) -> int | None:
     if isinstance(size, int):
         return size
     return int(size.node.hint) if size.node.has_hint() and size.node.hint is not None else None
+
+
+def size_guess(size: Size) -> int:
+    """:func:`size_hint`, and for an unbacked symbol the size that torch's partitioner reckons with."""
+    hint = size_hint(size)
+    if hint is not None:
+        return hint
+    return int(private("torch.fx.experimental.symbolic_shapes.optimization_hint")(size, fallback=4096))
 
 
 def annotate_nodes(marks: dict[str, str]) -> AbstractContextManager[None]:

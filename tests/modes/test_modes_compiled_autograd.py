@@ -8,18 +8,12 @@ from torch import nn
 WIDTH = 24
 
 
-def two_graphs(call, model):
-    x = torch.randn(16, WIDTH, requires_grad=True)
-    y = call(x)
-    y.register_hook(lambda grad: grad * 2)
-    return x, y, y.square().mean()
-
-
 def enabled(compiled):
-    model = nn.Sequential(Block(), Block())
+    model, x = nn.Sequential(Block(), Block()), torch.randn(16, WIDTH, requires_grad=True)
     with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
-        x, y, loss = two_graphs(compiled(model), model)
-        loss.backward()
+        y = compiled(model)(x)
+        y.register_hook(lambda grad: grad * 2)
+        y.square().mean().backward()
     return Outcome(model, {"output": y.detach()}, gradients(model, x=x))
 
 

@@ -13,19 +13,20 @@ import fx_actcomp
 
 WIDTH = 24
 
+# Dynamo asks inputs that aren't leaves for .grad
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 
-def compiled_in_place(policy, **how):
+
+def compiled_in_place(policy):
     torch._dynamo.reset()
     torch.manual_seed(0)
-    model = nn.Sequential(Block(), Block())
-    model.compile(backend="actcomp", options=options(policy), **how)
+    model = nn.Sequential(Block(dropout=0.0), Block(dropout=0.0))
+    model.compile(backend="actcomp", options=options(policy))
     return model
 
 
 def compiled_model(policy):
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    return torch.compile(nn.Sequential(Block(), Block()), backend="actcomp", options=options(policy))
+    return torch.compile(compiled_in_place("none"), backend="actcomp", options=options(policy))
 
 
 def step(model, seed=1):
@@ -47,29 +48,20 @@ def stored(model):
 COPIES = [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model)), stored]
 
 
-@pytest.mark.parametrize("make", [compiled_in_place, compiled_model])
 @pytest.mark.parametrize("copied", COPIES, ids=["deepcopy", "pickle", "torch.save"])
-@pytest.mark.parametrize("trained", [False, True])
-def test_a_copy_does_what_the_original_does(make, copied, trained):
+@pytest.mark.parametrize("make", [compiled_in_place, compiled_model])
+def test_a_copy_of_a_trained_model_does_what_the_original_does(make, copied):
+    """torch drops what ``Module.compile`` compiled; a copy of what ``torch.compile`` returned compiles anew."""
     model = make("int8")
-    if trained:
-        step(model)
-    try:
-        other = copied(model)
-    except Exception as refused:
-        with pytest.raises(type(refused)):
-            copied(make("none"))
-        return
+    step(model)
+    other = copied(model)
     model.zero_grad()
     other.zero_grad()
     first, second = step(model), step(other)
-    assert first["output"].data_ptr() != second["output"].data_ptr()
-    assert torch.equal(first["output"], second["output"])
-    names = {name: name.removeprefix("_orig_mod.") for name in first}
-    assert (
-        error({names[name]: x for name, x in first.items()}, {name.removeprefix("_orig_mod."): x for name, x in second.items()})
-        <= 0.02
-    )
+    assert first.keys() == second.keys()
+    assert torch.allclose(first.pop("output"), second.pop("output"), atol=1e-6)
+    assert error(first, second) <= 0.05
+    assert {id(p) for p in model.parameters()}.isdisjoint(map(id, other.parameters()))
 
 
 def test_weights_go_from_a_compiled_model_to_a_plain_one_and_back():
@@ -141,16 +133,9 @@ def test_regional_compilation(program, policy):
 
 def test_equal_blocks_are_reported_once():
     """Dynamo compiles them once, and only then are we asked: the rows are those of one block."""
-    rows = hold(block_by_block, "int8").rows(codec="int8")
-    assert len(rows) == len(reference_rows())
-
-
-def reference_rows():
-    model = Block()
-    return [
-        row
-        for row in fx_actcomp.explain(model, torch.randn(16, WIDTH), compiler="aot_eager", min_bytes=0).saved
-        if row.codec == "int8"
+    one = fx_actcomp.explain(Block(), torch.randn(16, WIDTH), compiler="aot_eager", min_bytes=0)
+    assert [row.op for row in hold(block_by_block, "int8").rows(codec="int8")] == [
+        row.op for row in one.saved if row.codec == "int8"
     ]
 
 

@@ -159,9 +159,12 @@ def test_what_a_custom_operator_reads_is_exact():
 
 
 def complaint(program, policy):
-    with pytest.raises(RuntimeError) as caught:
+    """What a program raises; empty where it raises nothing."""
+    try:
         run(program, policy)
-    return str(caught.value)
+    except RuntimeError as error:
+        return str(error)
+    return ""
 
 
 def twice_differentiated(compiled):
@@ -190,12 +193,10 @@ def test_double_backward_is_refused_in_torch_s_words(policy):
 
 @pytest.mark.parametrize("policy", BOTH)
 def test_forward_mode_does_what_it_does_under_none(policy):
-    try:
-        expected = reference(forward_mode)
-    except RuntimeError as error:
-        assert complaint(forward_mode, policy) == str(error)
-    else:
-        assert torch.equal(run(forward_mode, policy).exact["tangent"], expected.exact["tangent"])
+    words = complaint(forward_mode, "none")
+    assert complaint(forward_mode, policy) == words
+    if not words:
+        assert torch.equal(run(forward_mode, policy).exact["tangent"], reference(forward_mode).exact["tangent"])
 
 
 def vmapped_over(compiled):

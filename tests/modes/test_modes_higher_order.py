@@ -53,7 +53,7 @@ class Loops(nn.Module):
     def forward(self, x):
         with torch.no_grad():
             count, halved = torch._higher_order_ops.while_loop(
-                lambda i, h: h.abs().amax() > 1e-2,
+                lambda _, h: h.abs().amax() > 1e-2,
                 lambda i, h: (i + 1, h / 2),
                 (torch.zeros((), dtype=torch.int64), x.detach() + 1),
             )
@@ -74,7 +74,7 @@ class Scans(nn.Module):
 
         def combine(carry, h):
             carry = torch.tanh(carry + h)
-            return carry, carry * h.sigmoid()
+            return carry.clone(), carry * 2  # without the clone torch finds an alias in the decomposed backward
 
         hidden = self.mix(self.block(x))
         last, every = scan(combine, torch.zeros_like(hidden[0]), hidden, dim=0)
@@ -128,6 +128,10 @@ def test_higher_order_operators(program, policy):
     hold(program, policy)
 
 
+def nearer(score, batch, head, i, j):  # noqa: ARG001 - what flex_attention calls
+    return score + 0.1 * (i - j)
+
+
 class Attends(nn.Module):
     def __init__(self):
         super().__init__()
@@ -137,7 +141,7 @@ class Attends(nn.Module):
         from torch.nn.attention.flex_attention import flex_attention
 
         q, k, v = self.qkv(self.block(x)).unflatten(-1, (3, 1, WIDTH)).permute(2, 0, 3, 1, 4)
-        return self.block(flex_attention(q, k, v, score_mod=lambda score, b, h, i, j: score + 0.1 * (i - j)).flatten(1, 2))
+        return self.block(flex_attention(q, k, v, score_mod=nearer).flatten(1, 2))
 
 
 def flex(compiled):
@@ -146,11 +150,17 @@ def flex(compiled):
 
 @pytest.mark.parametrize("policy", BOTH)
 def test_flex_attention_works_as_under_none_or_is_refused_in_the_same_words(policy):
-    try:
-        run(flex, "none")
-    except Exception as refused:
-        with pytest.raises(type(refused)) as caught:
-            run(flex, policy)
-        assert str(caught.value).splitlines()[:2] == str(refused).splitlines()[:2]
+    words = complaint(flex, "none")
+    if words:
+        assert complaint(flex, policy) == words
     else:
         hold(flex, policy)
+
+
+def complaint(program, policy):
+    """The first two lines of what a program raises; empty where it raises nothing."""
+    try:
+        run(program, policy)
+    except Exception as error:
+        return "\n".join(str(error).splitlines()[:2])
+    return ""

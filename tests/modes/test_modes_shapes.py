@@ -1,7 +1,7 @@
 """Sizes that change, that are 1, and that nobody knows before the graph runs."""
 
 import torch
-from mode_cases import ALL, BOTH, Block, Outcome, gradients, hold, under
+from mode_cases import ALL, BOTH, Block, Outcome, differing, gradients, hold, reference, run, under
 from torch import nn
 
 SIZES = [(4, 7), (3, 11), (1, 11), (4, 1)]
@@ -100,6 +100,15 @@ def test_sizes(program, policy):
     hold(program, policy)
 
 
-@under(BOTH, marked_unbacked, selected_rows, a_number_of_rows)
+@under(["lossless"], marked_unbacked, selected_rows, a_number_of_rows)
 def test_unbacked_sizes(program, policy):
     hold(program, policy)
+
+
+@under(["int8"], marked_unbacked, selected_rows)
+def test_values_of_a_size_that_may_be_zero_stay_exact(program, policy):
+    expected, got = reference(program), run(program, policy)
+    assert differing(expected.exact | expected.lossy, got.exact | got.lossy) == []
+    assert got.graphs == expected.graphs
+    assert {row.reason for row in got.rows(kind="activation")} == {"a size that is only known at run time may be 0"}
+    assert {row.codec for row in got.rows(kind="mask")} == {"bits"}
