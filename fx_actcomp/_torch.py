@@ -30,6 +30,8 @@ PRIVATE_NAMES = (
     "torch._inductor.custom_graph_pass.CustomPartitionerFn",
     "torch._inductor.compile_fx.compile_fx",
     "torch._inductor.compile_fx.select_decomp_table",
+    "torch._inductor.config",
+    "torch._inductor.codegen.triton.TritonOverrides",
     "torch._inductor.list_mode_options",
     "torch._dynamo.backends.common.aot_autograd",
     "torch._dynamo.config.patch",
@@ -47,6 +49,7 @@ PRIVATE_NAMES = (
     "torch._subclasses.fake_tensor.unset_fake_temporarily",
     "torch.distributed.fsdp._fully_shard._fsdp_state._get_module_fsdp_state",
     "torch.fx.experimental.proxy_tensor.make_fx",
+    "torch.fx.experimental.symbolic_shapes.optimization_hint",
     "torch.fx.traceback.annotate",
 )
 """Each name by its full path, for the test."""
@@ -67,6 +70,14 @@ def size_hint(size: Size) -> int | None:
     return int(size.node.hint) if size.node.has_hint() and size.node.hint is not None else None
 
 
+def size_guess(size: Size) -> int:
+    """:func:`size_hint`, and for an unbacked symbol the size that torch's partitioner reckons with."""
+    hint = size_hint(size)
+    if hint is not None:
+        return hint
+    return int(private("torch.fx.experimental.symbolic_shapes.optimization_hint")(size, fallback=4096))
+
+
 def annotate_nodes(marks: dict[str, str]) -> AbstractContextManager[None]:
     """Mark the nodes traced inside, in their ``meta["custom"]``."""
     marked: AbstractContextManager[None] = torch.fx.traceback.annotate(marks)
@@ -83,6 +94,16 @@ def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
     """Inductor's decomposition table; by way of ``compile_fx``, whose import loads what the decompositions need."""
     table: dict[Any, Callable[..., Any]] = private("torch._inductor.compile_fx.select_decomp_table")()
     return table
+
+
+def random_by_kernel(device: torch.device) -> bool:
+    """Whether Inductor's random numbers depend on the kernel that draws them, not on seed and position alone.
+
+    Since 2.13 it draws four at once in kernels of one dimension on CUDA, and others in any other kernel (pytorch #198333).
+    """
+    if device.type != "cuda" or private("torch._inductor.config").align_random_eager:
+        return False
+    return hasattr(private("torch._inductor.codegen.triton.TritonOverrides"), "_can_use_4x_random")
 
 
 def make_fx(function: Callable[..., Any]) -> Callable[..., fx.GraphModule]:

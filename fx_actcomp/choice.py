@@ -71,12 +71,14 @@ class Plan:
         choices: One for each saved tensor, in their order.
         pins: Decisions that move to forward.
         matched: Patterns of the overrides that applied to some tensor.
+        draws: Random tensors that torch's partitioner would have drawn anew in backward, and that are saved instead.
     """
 
     policy: str
     choices: tuple[Choice, ...]
     pins: tuple[Pin, ...]
     matched: frozenset[str]
+    draws: tuple[str, ...] = ()
 
 
 Measure = Callable[[str, Codec, Traits], int | str]

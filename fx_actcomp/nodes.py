@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, fx
 
-from ._torch import size_hint
+from ._torch import size_guess
 
 _HEAD = re.compile(r"^L\['[^']+'\]\.?|^L__self___?|^(?:self\.)")
 _WRAPPER = re.compile(r"(^|\.)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?=\.|$)")
@@ -36,7 +36,7 @@ def numel(node: fx.Node) -> int:
         return 0
     count = 1
     for size in held.shape:
-        count *= size_hint(size) or 0
+        count *= size_guess(size)
     return count
 
 
@@ -50,8 +50,8 @@ def stored_bytes(x: Tensor) -> int:
     """Bytes of the distinct elements of ``x``, symbolic sizes as seen at compile time."""
     count = 1
     for size, step in zip(x.shape, x.stride(), strict=True):
-        hint = size_hint(size) or 0
-        count *= 1 if size_hint(step) == 0 and hint > 1 else hint
+        hint = size_guess(size)
+        count *= 1 if size_guess(step) == 0 and hint > 1 else hint
     return count * x.dtype.itemsize
 
 

@@ -17,11 +17,12 @@ from torch import fx
 from ._torch import CustomPartitionerFn, fake_mode, fake_mode_of, log_artifact, stock_partition
 from .choice import Plan
 from .codecs import Codec, Layout, Noise, Reference, Traits, codec_named, codec_sources
+from .draws import find_redrawn
 from .nodes import is_symbol, is_tangent, storage_base, stored_bytes, value
 from .options import Settings
 from .plan import make_plan
 from .policy import policy_of
-from .rewrite import apply_plan
+from .rewrite import apply_plan, hand_over
 from .saved import Boundary, find_saved, saved_nodes
 from .session import note_failure, note_plan
 
@@ -72,6 +73,9 @@ class ActcompPartitioner(CustomPartitionerFn):
                 f" ({type(error).__name__}: {error}). A custom autograd function that writes into a tensor which it saved and"
                 " which is also an output is a known cause: clone the tensor, or keep the function out of the compiled region."
             ) from error
+        redrawn = find_redrawn(forward.graph, backward.graph)
+        if redrawn:
+            hand_over(forward, backward, redrawn, kwargs["num_fwd_outputs"])
         try:
             plan = compress_boundary(
                 forward,
@@ -91,7 +95,7 @@ class ActcompPartitioner(CustomPartitionerFn):
             )
             note_failure(cause)
         else:
-            note_plan(plan)
+            note_plan(replace(plan, draws=tuple(redrawn)))
         return forward, backward
 
 

@@ -62,6 +62,10 @@ def make_plan(boundary: Boundary, settings: Settings, measure: Measure, shared: 
     return Plan(settings.policy.name, tuple(flat[saved.name] for saved in boundary.saved), pins, matched)
 
 
+_MOVES = {"prims.device_put", "ao.wait_tensor"}
+"""What torch's activation offloading puts behind a saved tensor, synchronously or on a stream of its own."""
+
+
 @dataclass(frozen=True)
 class _Wish:
     """The policy that applies to one tensor, and the override that it comes from."""
@@ -131,6 +135,8 @@ def _why_alone(
         return f"a {first.kind.value} stays exact"
     if first.kind is Kind.OTHER:
         return f"{first.dtype} is left alone"
+    if first.op in _MOVES:
+        return "torch offloads it already"  # and may still be copying: it isn't to be read before backward waits for it
     if before == 0:
         return "it shares the storage of another saved tensor"
     if before < settings.min_bytes:

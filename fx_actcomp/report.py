@@ -82,6 +82,7 @@ class Report:
         unmatched: Overrides that matched nothing.
         failures: Errors of ours after which a graph was left as torch compiles it.
         rederived: Whether the plan was made again by tracing, since a compiler cache answered in our stead.
+        draws: Random tensors that torch's partitioner would have drawn anew in backward, and that are saved instead.
     """
 
     policy: str
@@ -90,6 +91,7 @@ class Report:
     unmatched: tuple[str, ...] = ()
     failures: tuple[str, ...] = ()
     rederived: bool = False
+    draws: tuple[str, ...] = ()
 
     @staticmethod
     def of(sessions: Sequence[Session]) -> Report:
@@ -105,6 +107,7 @@ class Report:
             unmatched=tuple(pattern for pattern in asked if pattern not in matched),
             failures=tuple(failure for session in sessions for failure in session.failures),
             rederived=any(session.rederived for session in sessions),
+            draws=tuple(name for plan in plans for name in plan.draws),
         )
 
     @property
@@ -189,6 +192,10 @@ class Report:
     def _notes(self) -> str:
         notes = [f"override {pattern!r} matched no saved activation" for pattern in self.unmatched]
         notes += [f"left as torch compiles it: {failure}" for failure in self.failures]
+        if self.draws:
+            notes.append(
+                f"saved, since torch would draw them again in backward, otherwise (pytorch #190758): {', '.join(self.draws)}"
+            )
         notes += ["planned again by tracing: a compiler cache answered in our stead"] * self.rederived
         return "".join(f"\n{printable(note)}" for note in notes)
 

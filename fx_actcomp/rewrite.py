@@ -56,6 +56,22 @@ def apply_plan(forward: fx.GraphModule, backward: fx.GraphModule, plan: Plan, nu
     forward.graph, backward.graph = editor.forward, editor.backward
 
 
+def hand_over(forward: fx.GraphModule, backward: fx.GraphModule, names: Sequence[str], num_outputs: int) -> None:
+    """Save what both modules compute, each for itself, instead of computing it again in backward.
+
+    Args:
+        forward: The stock partitioner's forward module.
+        backward: Its backward module.
+        names: Names of tensors that are nodes of both.
+        num_outputs: How many outputs of forward are the user's.
+    """
+    editor = _Editor(copy.deepcopy(forward.graph), copy.deepcopy(backward.graph), num_outputs)
+    for name in names:
+        editor.hand_over(name)
+    editor.finish(())
+    forward.graph, backward.graph = editor.forward, editor.backward
+
+
 class _Editor:
     """The two graphs under edit, and the saved values between them."""
 
@@ -96,6 +112,19 @@ class _Editor:
             viewed = self._replay(self._node(member.saved.name), unit, restored, first)
             placeholder.replace_all_uses_with(viewed)
             self.slots[member.saved.name] = parts if member is choice else []
+
+    def hand_over(self, name: str) -> None:
+        """Save a forward node and drop its repetition from backward."""
+        node, repeated = self._node(name), next(n for n in self.backward.nodes if n.name == name)
+        placeholder = self._placeholder(node, name)
+        repeated.replace_all_uses_with(placeholder)
+        sources = repeated.all_input_nodes
+        self.backward.erase_node(repeated)  # random operators have effects, as graphs see it: nothing else would remove them
+        for source in sources:
+            if not source.users and source.op == "call_function":
+                self.backward.erase_node(source)
+        placeholder.name = name  # by which the two are paired from here on
+        self.slots[name] = [Slot(node, placeholder)]
 
     def remake(self, choice: Choice) -> None:
         """Make an image of a tensor that is saved as it is."""

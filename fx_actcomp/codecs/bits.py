@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .._torch import Size, size_hint
+from .._torch import Size, size_guess
 from .base import Codec, Parts, Traits
 from .layout import Layout
 
@@ -28,7 +28,7 @@ def packing_dim(shape: Sequence[Size], parts: int) -> int:
             return d
 
     def waste(d: int) -> float:
-        size = max(size_hint(shape[d]) or 1, 1)
+        size = max(size_guess(shape[d]), 1)
         return -(-size // parts) * parts / size
 
     static = [d for d, size in enumerate(shape) if isinstance(size, int) and waste(d) <= _WASTE]
@@ -85,7 +85,7 @@ def packed_bytes(x: Tensor, bits: int) -> int:
     sizes = memory_shape(Layout.of(x))
     parts = 8 // bits
     d = packing_dim(sizes, parts)
-    hints = [size_hint(size) or 0 for size in sizes]
+    hints = [size_guess(size) for size in sizes]
     return math.prod(hints[:d]) * -(-hints[d] // parts) * math.prod(hints[d + 1 :])
 
 
