@@ -20,6 +20,9 @@ Stage = Callable[[str, str], None]
 BESIDE = ("bfloat16", "complex64", "noncontiguous", "bare")
 """Kinds of samples of which fewer are taken."""
 
+PLAIN = "aot_eager_decomp_partition"
+"""torch's own backend with the decompositions and the partitioner that Inductor uses, and no Inductor."""
+
 BOUNDS = {"int8": 1 / 32}
 """Of the relative error of a case's whole gradient, by policy.
 
@@ -38,7 +41,7 @@ class Refusal(enum.Enum):
     NO_TYPE = "the data base has no gradient of it on CPUs"
     NO_GRADIENT = "no output of it takes a gradient"
     FAILS_EAGERLY = "eager fails on it"
-    FAILS_WITHOUT_US = "torch.compile with backend aot_eager fails on it"
+    FAILS_WITHOUT_US = "plain torch.compile fails on it"
     NOT_CAPTURED = "Dynamo leaves it to eager"
     NOT_DETERMINISTIC = "differs between two runs of policy none"
 
@@ -140,7 +143,7 @@ def _blame(case: Case, seed: int, error: Exception, stage: Stage) -> Refusal | N
     """Why policy "none" fails; None where it is our fault."""
     if isinstance(error, NoGradientError):
         return Refusal.NO_GRADIENT
-    for backend, refusal in ((None, Refusal.FAILS_EAGERLY), ("aot_eager", Refusal.FAILS_WITHOUT_US)):
+    for backend, refusal in ((None, Refusal.FAILS_EAGERLY), (PLAIN, Refusal.FAILS_WITHOUT_US)):
         stage(case.name, "none")
         try:
             run(case, backend, seed)

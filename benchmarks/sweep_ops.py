@@ -27,7 +27,7 @@ import random
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -67,15 +67,15 @@ class Worker:
 
     RUNS = 60
 
-    def __init__(self, settings: dict[str, Any], timeout: float) -> None:
-        self.settings, self.timeout, self.left = settings, timeout, 0
+    def __init__(self, settings: dict[str, Any], timeout: float, work: Callable[[Connection], None] = _work) -> None:
+        self.settings, self.timeout, self.work, self.left = settings, timeout, work, 0
         self.process: multiprocessing.process.BaseProcess | None = None
 
     def _start(self) -> None:
         self.stop()
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs,), daemon=True)
+        self.process = context.Process(target=self.work, args=(theirs,), daemon=True)
         self.process.start()
         theirs.close()
         self.left = self.RUNS
