@@ -17,10 +17,10 @@ from sweep_ops import Worker, summary  # noqa: E402
 pytestmark = pytest.mark.filterwarnings("ignore")  # the data bases' samples warn of all that is deprecated
 
 ENTRIES = op_cases.entries()
-EVERY_SECOND = random.Random(0).sample(sorted(ENTRIES), 24)
+DRAWN = random.Random(0).sample(sorted(ENTRIES), 24)
 
 
-@pytest.mark.parametrize("name", EVERY_SECOND)
+@pytest.mark.parametrize("name", DRAWN)
 def test_a_sample_of_the_data_bases_runs_as_under_policy_none(name):
     result = sweep(ENTRIES[name], ["lossless", "int8"], most=1, beside=1, seed=0)
     assert result.failures == []

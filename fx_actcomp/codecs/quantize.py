@@ -119,7 +119,9 @@ class Quantize(Codec):
         codes = unpack(parts[0], self.bits, shape).to(parts[1].dtype)
         grouped, _ = self._groups(codes, layout, traits)
         if traits.sign_exact:
-            positive = ((grouped - (1 if self.on_ends else 0.5)) * parts[1]).clamp_min(smallest(layout.dtype))
+            least = torch.finfo(parts[1].dtype).tiny  # above zero, so that infinite steps make infinity and not NaN
+            steps = (grouped - 1).clamp_min(least) if self.on_ends else grouped - 0.5
+            positive = (steps * parts[1]).clamp_min(smallest(layout.dtype))
             grouped = torch.where(grouped == 0, 0.0, positive)
         else:
             most = torch.finfo(layout.dtype).max / 2  # halves, since high - low may be twice the largest number
@@ -144,7 +146,10 @@ class Quantize(Codec):
 
     def _encode_sign_exact(self, x: Tensor, dims: list[int], divisions: int) -> tuple[Tensor, Tensor]:
         """Steps from zero, the step."""
-        scale = (x.amax(dims, keepdim=True) / divisions).clamp_min(torch.finfo(x.dtype).tiny)
+        info = torch.finfo(x.dtype)
+        scale = (x.amax(dims, keepdim=True) / divisions * (1 - info.eps)).clamp_min(
+            info.tiny
+        )  # less: the largest may not overflow
         return x / scale, scale
 
     def _rounded(self, steps: Tensor, traits: Traits) -> Tensor:
