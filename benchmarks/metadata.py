@@ -64,7 +64,7 @@ def largest_error(policy: str, compiler: str) -> float:
     for row in range(0, rows, 16):
         (got,) = torch.autograd.grad(call(x, w)[row], w)
         parts = (x[row] * 2).view(-1, group)
-        step = (parts.amax(1) - parts.amin(1)) / 256
+        step = (parts.amax(1) - parts.amin(1)) / 255
         worst = max(worst, ((got.flatten() - x[row] * 2).abs().view(-1, group).amax(1) / step).max().item())
     return worst
 

@@ -131,7 +131,7 @@ def _why_alone(
         return f"{first.kind.value} (or a view or cast of one): alive anyway"
     if wish.policy.values is None and not wish.policy.exact:
         return f"left alone by override {wish.pattern!r}" if wish.pattern else f"policy {wish.policy.name!r}"
-    if first.kind in (Kind.STATISTIC, Kind.RANDOM):
+    if first.kind in (Kind.STEP, Kind.STATISTIC, Kind.RANDOM):
         return f"a {first.kind.value} stays exact"
     if first.kind is Kind.OTHER:
         return f"{first.dtype} is left alone"

@@ -22,6 +22,7 @@ class Kind(enum.Enum):
     ACTIVATION = "activation"
     MASK = "mask"
     INDEX = "index"
+    STEP = "piecewise constant value"
     STATISTIC = "statistic"
     PARAMETER = "parameter or buffer"
     INPUT = "input"

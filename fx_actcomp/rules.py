@@ -87,14 +87,17 @@ SIZE_ONLY: dict[str, tuple[int, ...]] = {
     "aten.sym_stride": (0,),
 }
 
-PIECEWISE_CONSTANT = _aten(
-    "sign sgn floor ceil round trunc fix floor_divide argmax argmin sort topk searchsorted bucketize nonzero heaviside"
-    " signbit isnan isinf isfinite eq ne lt le gt ge logical_not logical_and logical_or kthvalue mode"
+STEPS = _aten("sign sgn floor ceil round trunc fix floor_divide heaviside")
+"""Decisions that are floating-point numbers."""
+
+PIECEWISE_CONSTANT = STEPS | _aten(
+    "argmax argmin sort topk searchsorted bucketize nonzero signbit isnan isinf isfinite eq ne lt le gt ge logical_not"
+    " logical_and logical_or kthvalue mode"
 )
 """Decisions whatever their type; so is every operator that makes a bool or an integer of a float."""
 
 EXACT: dict[str, str] = {
-    **dict.fromkeys(_aten("exp exp2 expm1 _softmax _log_softmax logsumexp"), "exp: its range has no bound"),
+    **dict.fromkeys(_aten("exp exp2 expm1 _softmax _log_softmax logsumexp linalg_matrix_exp"), "exp: its range has no bound"),
     **dict.fromkeys(_aten("log log2 log10 log1p"), "argument of a logarithm"),
     **dict.fromkeys(_aten("sqrt rsqrt reciprocal pow"), "argument of a root, power or reciprocal"),
     **dict.fromkeys(_aten("fmod remainder"), "argument of a remainder"),

@@ -30,7 +30,7 @@ from .nodes import (
 from .norms import find_images, find_norms
 from .ranges import nonnegative_nodes, upper_bounds
 from .records import Decision, Image, Inversion, Kind, Normalized, SavedActivation
-from .uses import find_uses
+from .uses import find_uses, is_step
 
 _STATISTICS = {
     "aten.native_layer_norm": (1, 2),
@@ -176,6 +176,8 @@ def _kind(node: fx.Node, base: fx.Node, inputs: dict[fx.Node, int], static_input
         return Kind.OTHER
     if not held.dtype.is_floating_point:
         return Kind.INDEX
+    if is_step(origin):
+        return Kind.STEP
     return Kind.STATISTIC if _is_statistic(base) else Kind.ACTIVATION
 
 

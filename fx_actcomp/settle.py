@@ -109,5 +109,5 @@ def _drop_decided(
 
 
 def _only_decides(choice: Choice) -> bool:
-    ours = choice.saved.kind in (Kind.ACTIVATION, Kind.STATISTIC) and choice.unit == choice.saved.name
+    ours = choice.saved.kind in (Kind.ACTIVATION, Kind.STEP, Kind.STATISTIC) and choice.unit == choice.saved.name
     return ours and {use.role for use in choice.saved.uses} == {Role.DECISION}

@@ -220,14 +220,17 @@ def _whole_power(user: fx.Node) -> bool:
     return isinstance(exponent, (int, float)) and exponent >= 1 and float(exponent).is_integer()
 
 
+def is_step(node: fx.Node) -> bool:
+    """Whether the node makes a floating-point number that is a decision, as rounding does."""
+    return packet(node) in rules.STEPS or (packet(node) == "aten.div" and node.kwargs.get("rounding_mode") is not None)
+
+
 def is_decision(node: fx.Node) -> bool:
     """Whether the node makes a bool, an integer or a piecewise-constant value of a floating-point one."""
     made = value(node)
     if made is None:
         return packet(node) in rules.PIECEWISE_CONSTANT
-    if packet(node) in rules.PIECEWISE_CONSTANT:
-        return True
-    if packet(node) == "aten.div" and node.kwargs.get("rounding_mode") is not None:
+    if packet(node) in rules.PIECEWISE_CONSTANT or is_step(node):
         return True
     return not (made.dtype.is_floating_point or made.dtype.is_complex)
 

@@ -26,19 +26,25 @@ ROUNDINGS = ("nearest", "stochastic")
 class Quantize(Codec):
     """``bits``-bit codes with two fp32 numbers (one, where sign-exact) a group.
 
-    With lo and hi the group's minimum and maximum:
+    With lo and hi the group's minimum and maximum, 8 bits have codes that stand on the ends of the range:
 
-    * asymmetric: ``s = (hi - lo) / 2**bits``, ``q = floor((x - lo) / s)``, ``x' = lo + (q + 1/2) s``; ``|x' - x| <= s / 2``.
-      A code stands for the middle of its bin, so no code is spent on the very ends of the range (ActNN spends two);
-    * sign-exact, where x >= 0 is proved: ``s = hi / (2**bits - 1)``, code 0 is exactly 0, ``q = ceil(x / s)``,
-      ``x' = (q - 1/2) s``; ``|x' - x| <= s / 2`` and ``(x' > 0) == (x > 0)``.
+    * asymmetric: ``s = (hi - lo) / (2**bits - 1)``, ``x' = lo + q s``, ``q = round((x - lo) / s)``; ``|x' - x| <= s / 2``;
+    * sign-exact, where x >= 0 is proved: ``s = hi / (2**bits - 2)``, code 0 is exactly 0, ``q = 1 + round(x / s)`` of a
+      positive x, ``x' = (q - 1) s``, code 1 the smallest positive number; ``|x' - x| <= s / 2`` and ``(x' > 0) == (x > 0)``.
 
-    Stochastic rounding needs two codes around every value, so there the codes stand on the ends of the range:
+    So what a saturating function piles up there comes back without error: probabilities near 0, sigmoids near 0 and 1. From
+    the middle of a bin all of them would be off by half a step to the same side, which in sums over many is no small error.
 
-    * asymmetric: ``s = (hi - lo) / (2**bits - 1)``, ``x' = lo + q s``, q the floor of ``(x - lo) / s`` or one more, the
-      latter as often as the fraction says; ``|x' - x| <= s`` and ``E[x'] = x``;
-    * sign-exact: ``s = hi / (2**bits - 2)``, code 0 is exactly 0, ``x' = (q - 1) s``, code 1 the smallest positive number;
-      ``|x' - x| <= s``, ``E[x'] = x`` up to that number, and ``(x' > 0) == (x > 0)``. One bit has no codes for it.
+    Fewer bits have no codes to spare (ActNN spends two), and such values in no use that asks for 8 bits. There a code stands
+    for the middle of its bin:
+
+    * asymmetric: ``s = (hi - lo) / 2**bits``, ``q = floor((x - lo) / s)``, ``x' = lo + (q + 1/2) s``; ``|x' - x| <= s / 2``;
+    * sign-exact: ``s = hi / (2**bits - 1)``, code 0 is exactly 0, ``q = ceil(x / s)``, ``x' = (q - 1/2) s``;
+      ``|x' - x| <= s / 2`` and ``(x' > 0) == (x > 0)``.
+
+    Stochastic rounding needs two codes around every value, so its codes stand on the ends of the range whatever the bits;
+    a value's code is the one below or the one above, the latter as often as the fraction says: ``|x' - x| <= s`` and
+    ``E[x'] = x``, up to the smallest positive number where sign-exact. One bit has no codes for that.
 
     For a range below the smallest normal number the bound is that number; a constant comes back as it was. A group with an
     infinity or a NaN comes back as NaN (sign-exact: its zeros as 0, all else as the infinity or NaN), so an overflow stays
@@ -82,6 +88,11 @@ class Quantize(Codec):
         return refusal(self.name, layout)
 
     @property
+    def on_ends(self) -> bool:
+        """Whether codes stand on the ends of the range, not for the middle of a bin."""
+        return self.stochastic or self.bits == 8
+
+    @property
     def levels(self) -> int:
         """The largest code."""
         return int(2**self.bits - 1)
@@ -93,8 +104,8 @@ class Quantize(Codec):
         values, dims = self._groups(memory.to(computed_in(x.dtype)), layout, traits)
         encode = self._encode_sign_exact if traits.sign_exact else self._encode
         steps, *metadata = encode(values, dims, self._divisions(traits))
-        if self.stochastic:
-            codes = self._rounded(steps, traits)
+        if self.on_ends:
+            codes = self._rounded(steps, traits) + (1 if traits.sign_exact else 0)
         else:
             codes = steps.ceil() if traits.sign_exact else steps.floor()
         codes = codes.clamp(1 if traits.sign_exact else 0, self.levels)
@@ -108,11 +119,13 @@ class Quantize(Codec):
         codes = unpack(parts[0], self.bits, shape).to(parts[1].dtype)
         grouped, _ = self._groups(codes, layout, traits)
         if traits.sign_exact:
-            positive = ((grouped - (1 if self.stochastic else 0.5)) * parts[1]).clamp_min(smallest(layout.dtype))
+            least = torch.finfo(parts[1].dtype).tiny  # above zero, so that infinite steps make infinity and not NaN
+            steps = (grouped - 1).clamp_min(least) if self.on_ends else grouped - 0.5
+            positive = (steps * parts[1]).clamp_min(smallest(layout.dtype))
             grouped = torch.where(grouped == 0, 0.0, positive)
         else:
             most = torch.finfo(layout.dtype).max / 2  # halves, since high - low may be twice the largest number
-            middle = 0.0 if self.stochastic else 0.5
+            middle = 0.0 if self.on_ends else 0.5
             grouped = (parts[2] / 2 + (grouped + middle) * (parts[1] / 2)).clamp(-most, most) * 2
         return layout.from_memory(grouped.to(layout.dtype).view(shape))
 
@@ -122,7 +135,7 @@ class Quantize(Codec):
     def _divisions(self, traits: Traits) -> int:
         """Steps between the ends of a group's range."""
         bins = self.levels if traits.sign_exact else self.levels + 1
-        return bins - 1 if self.stochastic else bins
+        return bins - 1 if self.on_ends else bins
 
     def _encode(self, x: Tensor, dims: list[int], divisions: int) -> tuple[Tensor, Tensor, Tensor]:
         """Steps from the minimum, the step, the minimum."""
@@ -133,16 +146,21 @@ class Quantize(Codec):
 
     def _encode_sign_exact(self, x: Tensor, dims: list[int], divisions: int) -> tuple[Tensor, Tensor]:
         """Steps from zero, the step."""
-        scale = (x.amax(dims, keepdim=True) / divisions).clamp_min(torch.finfo(x.dtype).tiny)
+        info = torch.finfo(x.dtype)
+        scale = (x.amax(dims, keepdim=True) / divisions * (1 - info.eps)).clamp_min(
+            info.tiny
+        )  # less: the largest may not overflow
         return x / scale, scale
 
     def _rounded(self, steps: Tensor, traits: Traits) -> Tensor:
-        """Up as often as the fraction says; sign-exact codes start from 1."""
+        """To the nearest, or up as often as the fraction says."""
+        if not self.stochastic:
+            return steps.round()
         if traits.noise is None:
             raise ValueError(f"codec {self.name!r} rounds at random and was given no Traits.noise to draw from")
         below = steps.floor()
         up = traits.noise.uniform(steps) < steps - below
-        return below + up + (1 if traits.sign_exact else 0)
+        return below + up
 
 
 def refusal(name: str, layout: Layout) -> str | None:
