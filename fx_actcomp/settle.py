@@ -27,9 +27,8 @@ def settle_decisions(boundary: Boundary, choices: dict[str, Choice], droppable: 
     while True:
         lossy = {name for name, choice in choices.items() if choice.moves_decisions}
         unread = _unread(choices)
-        needed = [
-            d for d in boundary.decisions if d.name not in unread and lossy.intersection(d.sources) and not _sign_exact(d, choices)
-        ]
+        taken = [d for d in boundary.decisions if d.name not in unread and lossy.intersection(d.sources)]
+        needed = [d for d in taken if not _sign_exact(d, choices)]
         stuck = [(name, d) for d in needed if d.bits is None for name in d.sources if name in lossy]
         stuck = stuck or _too_dear(needed, lossy, choices)
         if not stuck:
