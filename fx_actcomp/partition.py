@@ -17,12 +17,13 @@ from torch import fx
 from ._torch import CustomPartitionerFn, fake_mode, fake_mode_of, log_artifact, stock_partition
 from .choice import Plan
 from .codecs import Codec, Layout, Noise, Reference, Traits, codec_named, codec_sources
+from .crossing import hand_over
 from .draws import find_redrawn
 from .nodes import is_symbol, is_tangent, storage_base, stored_bytes, value
 from .options import Settings
 from .plan import make_plan
 from .policy import policy_of
-from .rewrite import apply_plan, hand_over
+from .rewrite import apply_plan
 from .saved import Boundary, find_saved, saved_nodes
 from .session import note_failure, note_plan
 

@@ -10,29 +10,20 @@ from __future__ import annotations
 import copy
 import re
 import zlib
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 
-import torch
 from torch import Tensor, fx
 
-from ._torch import saved_output_descriptor, saved_without_version_check
+from ._torch import saved_without_version_check
 from .choice import Choice, Pin, Plan
 from .codecs import Layout, Noise, Parts, Reference, Traits, codec_named
 from .codecs.inverse import Invert
 from .contract import contract
-from .nodes import aliases, is_symbol, numel, outputs, packet, reshaped_base, step_input, storage_base, value
+from .crossing import Crossing, Slot
+from .nodes import aliases, packet, step_input, value
 from .records import Derivative, Inversion, Normalized
-from .saved import pair_saved
-from .splice import Splicer, kind_of
-
-
-@dataclass(frozen=True)
-class Slot:
-    """One saved value: the forward node that is returned, and the backward placeholder that takes it."""
-
-    forward: fx.Node
-    backward: fx.Node
+from .splice import kind_of
 
 
 def apply_plan(forward: fx.GraphModule, backward: fx.GraphModule, plan: Plan, num_outputs: int) -> None:
@@ -56,43 +47,19 @@ def apply_plan(forward: fx.GraphModule, backward: fx.GraphModule, plan: Plan, nu
     forward.graph, backward.graph = editor.forward, editor.backward
 
 
-def hand_over(forward: fx.GraphModule, backward: fx.GraphModule, names: Sequence[str], num_outputs: int) -> None:
-    """Save what both modules compute, each for itself, instead of computing it again in backward.
-
-    Args:
-        forward: The stock partitioner's forward module.
-        backward: Its backward module.
-        names: Names of tensors that are nodes of both.
-        num_outputs: How many outputs of forward are the user's.
-    """
-    editor = _Editor(copy.deepcopy(forward.graph), copy.deepcopy(backward.graph), num_outputs)
-    for name in names:
-        editor.hand_over(name)
-    editor.finish(())
-    forward.graph, backward.graph = editor.forward, editor.backward
-
-
-class _Editor:
-    """The two graphs under edit, and the saved values between them."""
+class _Editor(Crossing):
+    """Carries out the choices of a plan."""
 
     def __init__(self, forward: fx.Graph, backward: fx.Graph, num_outputs: int) -> None:
-        self.forward, self.backward, self.num_outputs = forward, backward, num_outputs
-        pairs = pair_saved(forward, backward, num_outputs)
-        self.placeholders = {node.name: taken for node, taken in pairs}
-        self.taken = set(self.placeholders.values())
-        # Both graphs come from one joint graph, in which a name is one node; nodes that are inserted later may share names.
-        names = {node.name: node for node in forward.nodes}
-        self.names: dict[str, fx.Node] = names
-        self.twins: dict[fx.Node, fx.Node] = {node: names[node.name] for node in backward.nodes if node.name in names}
-        self.twins.update({taken: node for node, taken in pairs})
-        self.slots = {node.name: [Slot(node, taken)] for node, taken in pairs}
-        self.splice = Splicer()
+        super().__init__(forward, backward, num_outputs)
+        self.twins: dict[fx.Node, fx.Node] = {node: self.names[node.name] for node in backward.nodes if node.name in self.names}
+        self.twins.update({slot.backward: slot.forward for group in self.slots.values() for slot in group})
 
     def compress(self, members: list[Choice]) -> None:
         """Compress one storage; restore its views and what is made again from it."""
         saved = [member for member in members if not (member.rectified or member.image)]
         choice = saved[0]
-        unit, codec = self._node(choice.unit), codec_named(choice.codec or "")
+        unit, codec = self.node(choice.unit), codec_named(choice.codec or "")
         parts = self._save(unit, choice.codec or "", choice.traits, self._after_last_use(unit, choice.norm), choice.norm)
         if codec.contracts(choice.traits):
             self._contract(choice, unit, parts)
@@ -109,22 +76,9 @@ class _Editor:
         first = _first_user(placeholders)
         restored = self._restore(parts, unit, choice, first)
         for member, placeholder in zip(saved, placeholders, strict=True):
-            viewed = self._replay(self._node(member.saved.name), unit, restored, first)
+            viewed = self.replay(self.node(member.saved.name), unit, restored, first)
             placeholder.replace_all_uses_with(viewed)
             self.slots[member.saved.name] = parts if member is choice else []
-
-    def hand_over(self, name: str) -> None:
-        """Save a forward node and drop its repetition from backward."""
-        node, repeated = self._node(name), next(n for n in self.backward.nodes if n.name == name)
-        placeholder = self._placeholder(node, name)
-        repeated.replace_all_uses_with(placeholder)
-        sources = repeated.all_input_nodes
-        self.backward.erase_node(repeated)  # random operators have effects, as graphs see it: nothing else would remove them
-        for source in sources:
-            if not source.users and source.op == "call_function":
-                self.backward.erase_node(source)
-        placeholder.name = name  # by which the two are paired from here on
-        self.slots[name] = [Slot(node, placeholder)]
 
     def remake(self, choice: Choice) -> None:
         """Make an image of a tensor that is saved as it is."""
@@ -137,11 +91,11 @@ class _Editor:
         assert choice.image is not None
         placeholder = self.placeholders[choice.saved.name]
         before = _first_user([placeholder])
-        made = {self._node(choice.image.source): source(before)}
+        made = {self.node(choice.image.source): source(before)}
         for name in choice.image.carried:
-            made[self._node(name)] = self._carry(self._node(name), before)
+            made[self.node(name)] = self.carry(self.node(name), before)
         for name in choice.image.chain:
-            node = self._node(name)
+            node = self.node(name)
             with self.backward.inserting_before(before):
                 made[node] = self.backward.node_copy(node, lambda n: made[n] if n in made else self.placeholders[n.name])
             made[node].meta["autograd_backward"] = True
@@ -151,48 +105,16 @@ class _Editor:
     def _rectify(self, choice: Choice, parts: list[Slot]) -> None:
         """Restore the ReLU of a batch norm's output from the codes of its input."""
         placeholder = self.placeholders[choice.saved.name]
-        restored = self._restore(parts, self._node(choice.saved.name), choice, _first_user([placeholder]))
+        restored = self._restore(parts, self.node(choice.saved.name), choice, _first_user([placeholder]))
         placeholder.replace_all_uses_with(restored)
         self.slots[choice.saved.name] = []
-
-    def _node(self, name: str) -> fx.Node:
-        return self.names[name]
-
-    def _carry(self, node: fx.Node, before: fx.Node | None = None) -> fx.Node:
-        """The backward node of a statistic or parameter; its storage is saved where it isn't yet.
-
-        Args:
-            node: The forward node.
-            before: Where to make a view of the storage again; None takes any view of all its elements.
-        """
-        base = storage_base(node)
-        held = [slot for group in self.slots.values() for slot in group if storage_base(slot.forward) is base]
-        if before is None:
-            return next((slot.backward for slot in held if numel(slot.forward) == numel(node)), None) or self._carry_new(base)
-        for slot in held:
-            if slot.forward is node:
-                return slot.backward
-            if reshaped_base(slot.forward) is reshaped_base(node):
-                return self._reshape(slot.backward, node, before)
-        return self._replay(node, base, self._carry_new(base), before)
-
-    def _reshape(self, held: fx.Node, like: fx.Node, before: fx.Node) -> fx.Node:
-        """The same elements in the shape of a forward node."""
-        shape = like.meta["val"].shape
-        inputs = [held, *self._symbols(like)]
-        return self.splice(lambda x, *_: x.reshape(shape), inputs, before, like, tuple(shape))[0]
-
-    def _carry_new(self, node: fx.Node) -> fx.Node:
-        slot = Slot(node, self._placeholder(node, f"{node.name}_carried"))
-        self.slots[f"carried {node.name}"] = [slot]
-        return slot.backward
 
     def _after_last_use(self, unit: fx.Node, norm: Normalized | None) -> fx.Node:
         """The node before which to compress: right after the last use of the storage, so that it can be freed there."""
         order = {node: i for i, node in enumerate(self.forward.nodes)}
         readers = {reader for alias in aliases(unit) for reader in (alias, *alias.users) if reader.op != "output"}
         if norm is not None:
-            readers.update(self._node(name) for name in (*norm.references, *filter(None, [norm.rectified])))
+            readers.update(self.node(name) for name in (*norm.references, *filter(None, [norm.rectified])))
         last: fx.Node = max(readers, key=order.__getitem__)
         return last.next
 
@@ -209,20 +131,20 @@ class _Editor:
         """Multiply by the derivative of a function at its input, which isn't restored."""
         names = {node.name: node for node in self.backward.nodes}
         made, gradient = names[derivative.made], names[derivative.gradient]
-        held, result, codec = value(self._node(choice.saved.name)), value(made), codec_named(choice.codec or "")
+        held, result, codec = value(self.node(choice.saved.name)), value(made), codec_named(choice.codec or "")
         assert held is not None
         assert result is not None
         assert isinstance(codec, Invert)
         layout, target = Layout.of(held), Layout.of(result)
-        inputs = [gradient, *(slot.backward for slot in parts), self._carry(self._node(inversion.source), made)]
-        inputs += self._symbols(self._node(choice.saved.name))
+        inputs = [gradient, *(slot.backward for slot in parts), self.carry(self.node(inversion.source), made)]
+        inputs += self.symbols(self.node(choice.saved.name))
 
         def multiply(g: Tensor, *given: Tensor) -> Tensor:
             known = replace(choice.traits, output=_in_order(given[len(parts)], inversion))
             slope = codec.derivative(given[: len(parts)], layout, known)
             return target.restore((g.reshape(target.shape) * slope.reshape(target.shape)).to(target.dtype))
 
-        key = ("derivative", choice.traits, inversion.permuted, kind_of(self._node(choice.saved.name)), kind_of(made))
+        key = ("derivative", choice.traits, inversion.permuted, kind_of(self.node(choice.saved.name)), kind_of(made))
         made.replace_all_uses_with(self.splice(multiply, inputs, made, made, key)[0])
         self.slots[choice.saved.name] = parts
 
@@ -241,7 +163,7 @@ class _Editor:
         """Compress a forward node; make the backward placeholders of its parts."""
         steps = [step_input(self.forward)] if codec_named(codec).stochastic else []
         names = (*norm.references, *([norm.rectified] if traits.rectified and norm.rectified else [])) if norm else ()
-        inputs = [node, *steps, *map(self._node, names)]
+        inputs = [node, *steps, *map(self.node, names)]
         salt = zlib.crc32(node.name.encode())
 
         def compress(x: Tensor, *beside: Tensor) -> Parts:
@@ -252,33 +174,19 @@ class _Editor:
         made = self.splice(compress, inputs, before, node, (codec, traits, _form(norm), salt if steps else None))
         slots = []
         for i, part in enumerate(made):
-            placeholder = self._placeholder(part, f"{node.name}_{re.sub(r'[^0-9A-Za-z]', '_', codec)}_{i}")
+            placeholder = self.placeholder(part, f"{node.name}_{re.sub(r'[^0-9A-Za-z]', '_', codec)}_{i}")
             if saved_without_version_check(node):
                 part.meta.update(saved_without_version_check(node))
             slots.append(Slot(part, placeholder))
         return slots
 
-    def _placeholder(self, node: fx.Node, name: str) -> fx.Node:
-        """A new input of backward for a forward node."""
-        with self.backward.inserting_before(next(iter(self.backward.nodes))):
-            placeholder: fx.Node = self.backward.placeholder(self._unused(name))
-        placeholder.meta.update({key: node.meta[key] for key in ("val", "tensor_meta") if key in node.meta})
-        return placeholder
-
-    def _unused(self, name: str) -> str:
-        """A target that no placeholder has: a graph's signature is made of them, and a second one would shadow the first."""
-        taken = {str(n.target) for n in self.backward.find_nodes(op="placeholder")} | {n.name for n in self.backward.nodes}
-        while name in taken:
-            name += "_"
-        return name
-
     def _restore(self, parts: list[Slot], node: fx.Node, choice: Choice, before: fx.Node) -> fx.Node:
         """Decompress a choice's tensor in backward, as the layout of ``node``."""
         codec = codec_named(choice.codec or "")
         traits, norm, inversion = choice.traits, choice.norm, choice.inversion
-        references = [self._carry(self._node(name)) for name in norm.references] if norm else []
+        references = [self.carry(self.node(name)) for name in norm.references] if norm else []
         if inversion is not None:
-            references = [self._carry(self._node(inversion.source), before)]
+            references = [self.carry(self.node(inversion.source), before)]
 
         def decompress(held: Parts, layout: Layout, _: Traits, *beside: Tensor) -> Tensor:
             known = replace(traits, reference=_reference(norm, beside)) if norm else traits
@@ -297,7 +205,7 @@ class _Editor:
         held = value(node)
         assert held is not None
         layout = Layout.of(held)
-        inputs = [*(slot.backward for slot in parts), *beside, *self._symbols(node)]
+        inputs = [*(slot.backward for slot in parts), *beside, *self.symbols(node)]
         first, second = len(parts), len(parts) + len(beside)
 
         def restore(*args: Tensor) -> Tensor:
@@ -309,39 +217,6 @@ class _Editor:
             if made.op == "call_function":
                 made.meta.setdefault("autograd_backward", True)
         return restored
-
-    def _symbols(self, node: fx.Node) -> list[fx.Node]:
-        """Backward's symbolic sizes, for a forward node of which sizes or strides are symbolic.
-
-        What is no product of symbols (a power, a quotient) torch can't compute again from these: forward hands it over.
-        """
-        held = value(node)
-        assert held is not None
-        if all(isinstance(number, int) for number in (*held.shape, *held.stride())):
-            return []
-        known = [slot.backward for group in self.slots.values() for slot in group if is_symbol(slot.forward)]
-        said = {str(symbol.meta["val"]) for symbol in known}
-        for read, numbers in ((torch.ops.aten.sym_size.int, held.shape), (torch.ops.aten.sym_stride.int, held.stride())):
-            for d, number in enumerate(numbers):
-                if not re.fullmatch(r"\w+(\*\w+)*", str(number)) and str(number) not in said:
-                    with self.forward.inserting_after(node):
-                        made = self.forward.call_function(read, (node, d))
-                    made.meta["val"] = number
-                    slot = Slot(made, self._placeholder(made, f"{node.name}_size"))
-                    self.slots[f"size {number}"] = [slot]
-                    known.append(slot.backward)
-                    said.add(str(number))
-        return known
-
-    def _replay(self, node: fx.Node, unit: fx.Node, restored: fx.Node, before: fx.Node) -> fx.Node:
-        """Make a view of the compressed base again in backward."""
-        if node is unit:
-            return restored
-        source = self._replay(_first_arg(node), unit, restored, before)
-        with self.backward.inserting_before(before):
-            made: fx.Node = self.backward.node_copy(node, lambda n: source if n is node.args[0] else self.placeholders[n.name])
-        made.meta["autograd_backward"] = True
-        return made
 
     def _copy_to_forward(self, node: fx.Node) -> fx.Node:
         """The forward node that computes what a backward node does, copied from backward where forward has none."""
@@ -356,54 +231,10 @@ class _Editor:
 
         return copied(node)
 
-    def finish(self, dropped: Iterable[str]) -> None:
-        """Write the saved values into both signatures, in the order that the runtime counts on, and clean up."""
-        for name in dropped:
-            self.slots[name] = []
-        self.backward.eliminate_dead_code()
-        slots = [slot for group in self.slots.values() for slot in group]
-        tensors = [s for s in slots if value(s.forward) is not None]
-        ordered = [s for s in tensors if not saved_without_version_check(s.forward)]
-        ordered += [s for s in tensors if saved_without_version_check(s.forward)]
-        ordered += [s for s in slots if value(s.forward) is None and not is_symbol(s.forward)]
-        symbols = [s for s in slots if is_symbol(s.forward)]
-        self._set_outputs([slot.forward for slot in ordered + symbols])
-        self._set_placeholders([slot.backward for slot in symbols + ordered])
-        self.forward.eliminate_dead_code()
-        for graph in (self.forward, self.backward):
-            graph.lint()
-
-    def _set_outputs(self, saved: list[fx.Node]) -> None:
-        (output,) = self.forward.find_nodes(op="output")
-        theirs = outputs(self.forward)[: self.num_outputs]
-        output.args = ((*theirs, *saved),)
-        if "desc" in output.meta:
-            mine = [saved_output_descriptor(i, bool(saved_without_version_check(n))) for i, n in enumerate(saved)]
-            output.meta["desc"] = [*list(output.meta["desc"])[: self.num_outputs], *mine]
-
-    def _set_placeholders(self, saved: list[fx.Node]) -> None:
-        old = self.backward.find_nodes(op="placeholder")
-        kept = set(saved)
-        others = [n for n in old if n not in kept and n not in self.taken]
-        first = next(iter(self.backward.nodes))
-        for node in reversed([*saved, *others]):
-            if node is not first:
-                first.prepend(node)
-                first = node
-        for node in old:
-            if node not in kept and node in self.taken:
-                self.backward.erase_node(node)
-
 
 def _in_order(output: Tensor, inversion: Inversion) -> Tensor:
     """The saved output, with its elements in the order of the input's."""
     return Layout.of(output).to_memory(output) if inversion.permuted else output
-
-
-def _first_arg(node: fx.Node) -> fx.Node:
-    source = node.args[0]
-    assert isinstance(source, fx.Node)
-    return source
 
 
 def _reference(norm: Normalized, given: Sequence[Tensor]) -> Reference:
