@@ -1,4 +1,4 @@
-"""PyTorch's own operator and module data bases: a sample of them, and the smallest program of every fault that all of them found."""
+"""PyTorch's own operator and module data bases: a sample of them, and the smallest program of every fault that they found."""
 
 import math
 import random
@@ -104,3 +104,16 @@ def test_what_stands_in_a_matrix_beside_a_gradient_is_exact_where_that_matrix_is
     (kept,) = [row for row in saved.values() if any("matrix_exp" in use for use in row.used_by)]
     assert kept.codec == "keep"
     assert "aten.linalg_matrix_exp of a gradient" in kept.reason
+
+
+def attention(q, k):
+    """Of 256 tokens, whose probabilities are nearly all nearly zero."""
+    p = (3 * q @ k.t()).softmax(-1)
+    return (p @ q).sin()
+
+
+def test_many_small_probabilities_are_not_made_larger_together():
+    torch.manual_seed(0)
+    x = torch.randn(256, 32)
+    error = fx_actcomp.gradient_error(Two(attention), x, policy="int8", min_bytes=0, compiler="aot_eager")
+    assert 0 < error.relative < 1 / 32

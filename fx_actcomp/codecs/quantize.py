@@ -147,9 +147,8 @@ class Quantize(Codec):
     def _encode_sign_exact(self, x: Tensor, dims: list[int], divisions: int) -> tuple[Tensor, Tensor]:
         """Steps from zero, the step."""
         info = torch.finfo(x.dtype)
-        scale = (x.amax(dims, keepdim=True) / divisions * (1 - info.eps)).clamp_min(
-            info.tiny
-        )  # less: the largest may not overflow
+        largest = x.amax(dims, keepdim=True) * (1 - info.eps)  # so that its steps, rounded, don't overflow
+        scale = (largest / divisions).clamp_min(info.tiny)
         return x / scale, scale
 
     def _rounded(self, steps: Tensor, traits: Traits) -> Tensor:

@@ -87,6 +87,15 @@ def test_the_error_of_an_outlier_stays_inside_its_channel_in_either_memory_forma
         assert (off > 0.1).nonzero().tolist() == [[1, 2]]
 
 
+@pytest.mark.parametrize("traits", [Traits(), POSITIVE], ids=["plain", "sign_exact"])
+def test_what_a_sigmoid_piles_up_at_the_ends_of_its_range_comes_back_in_8_bits(traits):
+    x = torch.sigmoid(torch.linspace(-40, 40, 256)).repeat(4, 1)
+    y = roundtrip(CODECS["int8"], x, traits)
+    ends = (x < 1e-6) | (x > 1 - 1e-6)
+    assert ends.float().mean() > 0.5
+    assert (y - x).abs()[ends].max() < 2e-6
+
+
 @pytest.mark.parametrize("name", ["int2", "int1"])
 def test_codes_below_four_bits_need_a_known_size_to_cut(name):
     asked = []
