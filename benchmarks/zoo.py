@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import multiprocessing
 import os
 import random
@@ -209,6 +210,7 @@ def measure_alone(name: str, dtype: str) -> Row:
     """The same in a process that may end with it."""
     signal.setitimer(signal.ITIMER_PROF, SECONDS)  # ends the process
     warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
     torch.use_deterministic_algorithms(True)
     row = measure(name, dtype)
     signal.setitimer(signal.ITIMER_PROF, 0)
