@@ -28,8 +28,8 @@ pytestmark = [
         ("transformers/mamba2", "float32"),
         ("transformers/wav2vec2", "bfloat16"),
         ("transformers/clip", "float32"),
-        ("torchvision/r3d", "bfloat16"),
-        ("timm/test_nfnet", "float32"),
+        ("torchvision/r3d", "float32"),
+        ("timm/test_vit", "bfloat16"),
     ],
 )
 def test_it_passes(name, dtype):
@@ -91,6 +91,32 @@ def test_a_missing_gradient_is_noticed(steps):
     given = copy.deepcopy(steps)
     del given.gradients[0]["bias"]
     assert compare(steps, given, "int8") == ["int8: other parameters have gradients"]
+
+
+def test_what_none_does_otherwise_when_run_again_is_not_ours(steps, monkeypatch):
+    def train(_name, _dtype, _policy):
+        given = copy.deepcopy(steps)
+        given.gradients[0]["weight"] *= 1 + len(runs)
+        runs.append(given)
+        return given
+
+    runs = []
+    monkeypatch.setattr(zoo, "train", train)
+    row = zoo.measure("timm/resnet10t", "float32")
+    assert row.status == "not ours"
+    assert row.reasons[0] == "'none' differs from itself: not the same to the last bit: weight"
+
+
+def test_what_none_does_alike_when_run_again_is_ours(steps, monkeypatch):
+    def train(_name, _dtype, policy):
+        given = copy.deepcopy(steps)
+        given.gradients[0]["weight"] *= 1 + (policy == "int8")
+        return given
+
+    monkeypatch.setattr(zoo, "train", train)
+    row = zoo.measure("timm/resnet10t", "float32")
+    assert row.status == "failed"
+    assert len(row.reasons) == 1
 
 
 @pytest.mark.parametrize(("status", "code"), [("passed", 0), ("not ours", 0), ("failed", 1)])
