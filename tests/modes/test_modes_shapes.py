@@ -1,7 +1,7 @@
 """Sizes that change, that are 1, and that nobody knows before the graph runs."""
 
 import torch
-from mode_cases import ALL, BOTH, Block, Outcome, differing, gradients, hold, reference, run, under
+from mode_cases import BOTH, Block, Outcome, differing, gradients, hold, reference, run, under
 from torch import nn
 
 SIZES = [(4, 7), (3, 11), (1, 11), (4, 1)]
@@ -26,11 +26,6 @@ def inputs_of(sizes, width=24):
 def dynamic(compiled):
     model = Block()
     return steps(compiled(model, dynamic=True), model, inputs_of(SIZES))
-
-
-def found_out_to_be_dynamic(compiled):
-    model = Block()
-    return steps(compiled(model), model, inputs_of(SIZES))
 
 
 def static(compiled):
@@ -90,12 +85,7 @@ def a_number_of_rows(compiled):
         return steps(compiled(model, fullgraph=True), model, inputs_of([(4, 7), (4, 7), (5, 7)]))
 
 
-@under(ALL, dynamic)
-def test_dynamic_sizes(program, policy):
-    hold(program, policy)
-
-
-@under(BOTH, found_out_to_be_dynamic, static, marked_dynamic)
+@under(BOTH, dynamic, static, marked_dynamic)
 def test_sizes(program, policy):
     hold(program, policy)
 
