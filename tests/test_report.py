@@ -171,13 +171,18 @@ def read(path):
     rows = [Row(**{**saved, "shape": tuple(saved["shape"]), "used_by": tuple(saved["used_by"])}) for saved in data["saved"]]
     assert data.pop("bytes_before") == sum(saved.bytes_before for saved in rows)
     assert data.pop("bytes_after") == sum(saved.bytes_after for saved in rows)
-    listed = {"saved": tuple(rows), "unmatched": tuple(data["unmatched"]), "failures": tuple(data["failures"])}
-    return Report(**{**data, **listed})
+    listed = {name: tuple(data[name]) for name in ("unmatched", "failures", "draws")}
+    return Report(**{**data, **listed, "saved": tuple(rows)})
 
 
 def test_a_report_goes_to_json_and_back(tmp_path):
     written = report(
-        *layers("layers.0", "stem", shape=("s0", 1024)), unmatched=("haed",), failures=("why",), rederived=True, graphs=2
+        *layers("layers.0", "stem", shape=("s0", 1024)),
+        unmatched=("haed",),
+        failures=("why",),
+        draws=("rand",),
+        rederived=True,
+        graphs=2,
     )
     path = tmp_path / "report.json"
     written.to_json(path)
