@@ -169,7 +169,12 @@ def test_values_masks_and_indices_are_ours_to_compress(kind):
 
 def test_a_report_goes_to_json_and_back(tmp_path):
     written = report(
-        *layers("layers.0", "stem", shape=("s0", 1024)), unmatched=("haed",), failures=("why",), rederived=True, graphs=2
+        *layers("layers.0", "stem", shape=("s0", 1024)),
+        unmatched=("haed",),
+        failures=("why",),
+        draws=("rand",),
+        rederived=True,
+        graphs=2,
     )
     path = tmp_path / "report.json"
     written.to_json(path)
