@@ -140,9 +140,8 @@ class Report:
         try:
             data = json.loads(text)
             rows = tuple(Row(**{**row, "shape": tuple(row["shape"]), "used_by": tuple(row["used_by"])}) for row in data["saved"])
-            read = Report(
-                data["policy"], rows, data["graphs"], tuple(data["unmatched"]), tuple(data["failures"]), data["rederived"]
-            )
+            listed = {name: tuple(data[name]) for name in ("unmatched", "failures", "draws")}
+            read = Report(data["policy"], rows, data["graphs"], rederived=data["rederived"], **listed)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ValueError(f"{path} is no report, or a damaged one ({type(error).__name__}: {error})") from error
         if not (_typed(read) and all(map(_typed, rows)) and json.loads(json.dumps(read.to_dict())) == data):
