@@ -318,6 +318,8 @@ def _nonlinear_in_gradient(node: fx.Node, gradients: set[fx.Node]) -> str:
         return ""
     if is_decision(node):
         return f"{original(node)} decides on a gradient, which forward can't do"
+    if original(node) in rules.SATURATING:  # its pieces divide, too (softplus: by 1 + exp(x)), but its slope has a bound
+        return ""
     reason = rules.EXACT.get(packet(node))
     if reason is None or any(_is_value_argument(node, _positions(n, node)) for n in taken):
         return ""

@@ -187,3 +187,17 @@ def test_a_mask_takes_one_bit_an_element(name):
 def test_what_must_be_exact_is_kept_with_its_reason(name, reason):
     kept = [row for row in explained(name).saved if row.kind == "activation" and row.codec == "keep"]
     assert any(reason in row.reason for row in kept)
+
+
+@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
+def test_a_softplus_keeps_nothing_exact_that_its_gradient_comes_through(compiler):
+    model = nn.Sequential(nn.Linear(64, 64), nn.Softplus(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))
+    report = fx_actcomp.explain(model, torch.randn(64, 64), policy="int8", compiler=compiler, min_bytes=0)
+    values = [row for row in report.saved if row.kind == "activation"]
+    assert [row.codec for row in values] == ["int8"] * 4
+
+
+def test_the_gradient_through_a_softplus_is_near():
+    model = nn.Sequential(nn.Linear(64, 64), nn.Softplus(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))
+    x = torch.randn(64, 64)
+    assert fx_actcomp.gradient_error(model, x, policy="int8", compiler="aot_eager", min_bytes=0).relative < 0.01
