@@ -72,6 +72,7 @@ class Plan:
         pins: Decisions that move to forward.
         matched: Patterns of the overrides that applied to some tensor.
         draws: Random tensors that torch's partitioner would have drawn anew in backward, and that are saved instead.
+        copies: Tensors of which a copy is saved, since forward overwrites them.
     """
 
     policy: str
@@ -79,6 +80,7 @@ class Plan:
     pins: tuple[Pin, ...]
     matched: frozenset[str]
     draws: tuple[str, ...] = ()
+    copies: tuple[str, ...] = ()
 
 
 Measure = Callable[[str, Codec, Traits], int | str]

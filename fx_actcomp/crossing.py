@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from ._torch import saved_output_descriptor, saved_without_version_check
-from .nodes import is_symbol, numel, outputs, reshaped_base, storage_base, value
+from ._torch import fake_mode_of, saved_output_descriptor, saved_without_version_check
+from .nodes import is_symbol, numel, outputs, packet, reshaped_base, storage_base, value
 from .saved import pair_saved
 from .splice import Splicer
 
@@ -24,17 +24,22 @@ class Slot:
     backward: fx.Node
 
 
-def hand_over(forward: fx.GraphModule, backward: fx.GraphModule, names: Sequence[str], num_outputs: int) -> None:
-    """Save what both modules compute, each for itself, instead of computing it again in backward.
+def hand_over(
+    forward: fx.GraphModule, backward: fx.GraphModule, redrawn: Sequence[str], overwritten: Sequence[str], num_outputs: int
+) -> None:
+    """Save forward's own numbers where the stock partitioner's backward would find others.
 
     Args:
         forward: The stock partitioner's forward module.
         backward: Its backward module.
-        names: Names of tensors that are nodes of both.
+        redrawn: Names of tensors that are nodes of both, each computing them for itself.
+        overwritten: Names of saved tensors that forward writes into.
         num_outputs: How many outputs of forward are the user's.
     """
     editor = Crossing(copy.deepcopy(forward.graph), copy.deepcopy(backward.graph), num_outputs)
-    for name in names:
+    for name in overwritten:
+        editor.save_copy(name)
+    for name in redrawn:
         editor.hand_over(name)
     editor.finish(())
     forward.graph, backward.graph = editor.forward, editor.backward
@@ -77,6 +82,21 @@ class Crossing:
                 self.backward.erase_node(source)
         placeholder.name = name  # by which the two are paired from here on
         self.slots[name] = [Slot(node, placeholder)]
+
+    def save_copy(self, name: str) -> None:
+        """Save a copy of a saved tensor, taken before forward writes into anything."""
+        node, taken = self.node(name), self.placeholders[name]
+        first = next(n for n in self.forward.nodes if packet(n) == "aten.copy_")
+        with self.forward.inserting_before(first):
+            copied = self.forward.call_function(torch.ops.aten.clone.default, (node,))
+        held = value(node)
+        assert held is not None
+        with fake_mode_of(held):
+            copied.meta = {**node.meta, "val": held.clone()}
+        placeholder = self.placeholder(copied, copied.name)
+        placeholder.name = copied.name  # by which the two are paired from here on
+        taken.replace_all_uses_with(placeholder)
+        self.slots[name] = [Slot(copied, placeholder)]
 
     def placeholder(self, node: fx.Node, name: str) -> fx.Node:
         """A new input of backward for a forward node."""

@@ -21,6 +21,7 @@ from .crossing import hand_over
 from .draws import find_redrawn
 from .nodes import is_symbol, is_tangent, storage_base, stored_bytes, value
 from .options import Settings
+from .overwrites import find_overwritten
 from .plan import make_plan
 from .policy import policy_of
 from .rewrite import apply_plan
@@ -75,8 +76,9 @@ class ActcompPartitioner(CustomPartitionerFn):
                 " which is also an output is a known cause: clone the tensor, or keep the function out of the compiled region."
             ) from error
         redrawn = find_redrawn(forward.graph, backward.graph)
-        if redrawn:
-            hand_over(forward, backward, redrawn, kwargs["num_fwd_outputs"])
+        overwritten = find_overwritten(forward.graph, kwargs["num_fwd_outputs"])
+        if redrawn or overwritten:
+            hand_over(forward, backward, redrawn, overwritten, kwargs["num_fwd_outputs"])
         try:
             plan = compress_boundary(
                 forward,
@@ -96,7 +98,7 @@ class ActcompPartitioner(CustomPartitionerFn):
             )
             note_failure(cause)
         else:
-            note_plan(replace(plan, draws=tuple(redrawn)))
+            note_plan(replace(plan, draws=tuple(redrawn), copies=tuple(overwritten)))
         return forward, backward
 
 

@@ -83,6 +83,7 @@ class Report:
         failures: Errors of ours after which a graph was left as torch compiles it.
         rederived: Whether the plan was made again by tracing, since a compiler cache answered in our stead.
         draws: Random tensors that torch's partitioner would have drawn anew in backward, and that are saved instead.
+        copies: Tensors of which a copy is saved, since forward overwrites them.
     """
 
     policy: str
@@ -92,6 +93,7 @@ class Report:
     failures: tuple[str, ...] = ()
     rederived: bool = False
     draws: tuple[str, ...] = ()
+    copies: tuple[str, ...] = ()
 
     @staticmethod
     def of(sessions: Sequence[Session]) -> Report:
@@ -108,6 +110,7 @@ class Report:
             failures=tuple(failure for session in sessions for failure in session.failures),
             rederived=any(session.rederived for session in sessions),
             draws=tuple(name for plan in plans for name in plan.draws),
+            copies=tuple(name for plan in plans for name in plan.copies),
         )
 
     @property
@@ -140,7 +143,7 @@ class Report:
         try:
             data = json.loads(text)
             rows = tuple(Row(**{**row, "shape": tuple(row["shape"]), "used_by": tuple(row["used_by"])}) for row in data["saved"])
-            listed = {name: tuple(data[name]) for name in ("unmatched", "failures", "draws")}
+            listed = {name: tuple(data[name]) for name in ("unmatched", "failures", "draws", "copies")}
             read = Report(data["policy"], rows, data["graphs"], rederived=data["rederived"], **listed)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ValueError(f"{path} is no report, or a damaged one ({type(error).__name__}: {error})") from error
@@ -194,6 +197,10 @@ class Report:
         if self.draws:
             notes.append(
                 f"saved, since torch would draw them again in backward, otherwise (pytorch #190758): {', '.join(self.draws)}"
+            )
+        if self.copies:
+            notes.append(
+                f"saved as a copy, since forward overwrites it and torch would read it afterwards: {', '.join(self.copies)}"
             )
         notes += ["planned again by tracing: a compiler cache answered in our stead"] * self.rederived
         return "".join(f"\n{printable(note)}" for note in notes)

@@ -173,6 +173,7 @@ def test_a_report_goes_to_json_and_back(tmp_path):
         unmatched=("haed",),
         failures=("why",),
         draws=("rand",),
+        copies=("running",),
         rederived=True,
         graphs=2,
     )
