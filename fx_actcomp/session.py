@@ -61,6 +61,11 @@ class Session:
         return [owned for owned in mine if owned]
 
     @property
+    def alive(self) -> bool:
+        """Whether a tensor lives that it belongs to; one without any belongs to nothing and stays."""
+        return not self.groups or any(map(_alive, self.groups.values()))
+
+    @property
     def trains(self) -> bool:
         """Whether its graph has a backward."""
         return bool(self.all_plans() or self.failures)
@@ -108,7 +113,7 @@ def keep(session: Session) -> None:
     if _apart.get():
         return
     with _lock:
-        _sessions[:] = [s for s in _sessions if not s.groups or any(map(_alive, s.groups.values()))]
+        _sessions[:] = [s for s in _sessions if s.alive]
         _sessions.append(session)
 
 
