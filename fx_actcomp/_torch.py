@@ -34,6 +34,7 @@ PRIVATE_NAMES = (
     "torch._inductor.codegen.triton.TritonOverrides",
     "torch._inductor.list_mode_options",
     "torch._dynamo.backends.common.aot_autograd",
+    "torch._dynamo.backends.debugging.boxed_nop",
     "torch._dynamo.config.patch",
     "torch._dynamo.convert_frame.compile_lock",
     "torch._dynamo.source.ConstantSource",
@@ -199,6 +200,16 @@ def compile_aot(
     aot_autograd = private("torch._dynamo.backends.common.aot_autograd")
     backend = aot_autograd(fw_compiler=run, bw_compiler=run, partition_fn=partition, decompositions=inductor_decompositions())
     return backend(gm, inputs)  # type: ignore[no-any-return]
+
+
+def boxed_nop(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Run a graph as it is; each value is freed after its last use, inputs too.
+
+    An :class:`torch.fx.Interpreter` would note each node that it runs in the state of the tracer, which threads share: one
+    that traces at the same time would take it for a node of its own.
+    """
+    run: Callable[..., Any] = private("torch._dynamo.backends.debugging.boxed_nop")(gm, example_inputs)
+    return run
 
 
 def unsharded_parameters(model: torch.nn.Module) -> Iterator[torch.Tensor]:

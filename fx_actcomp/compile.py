@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from ._torch import compile_aot, compile_inductor
+from ._torch import boxed_nop, compile_aot, compile_inductor
 from .options import Settings
 from .partition import ActcompPartitioner
 from .steps import add_step_input
@@ -28,22 +28,12 @@ def trace_graph(gm: fx.GraphModule, inputs: Sequence[Any], settings: Settings, p
     """Go all the way to the partitioner, on fake tensors, and generate no code."""
     if partitioner.stochastic:
         gm, inputs, _ = add_step_input(gm, inputs)
-    _compile(gm, inputs, settings, partitioner, lambda graph, example, **_: _boxed(graph, example))
+    _compile(gm, inputs, settings, partitioner, lambda graph, example, **_: boxed_nop(graph, example))
 
 
 def _compile(
     gm: fx.GraphModule, inputs: Sequence[Any], settings: Settings, partitioner: ActcompPartitioner, inner: Compiled | None
 ) -> Compiled:
     if settings.compiler == "aot_eager":
-        return compile_aot(gm, inputs, partitioner, _boxed)
+        return compile_aot(gm, inputs, partitioner, boxed_nop)
     return compile_inductor(gm, inputs, {**settings.inductor, "custom_partitioner_fn": partitioner}, inner)
-
-
-def _boxed(gm: fx.GraphModule, example_inputs: object) -> Compiled:  # noqa: ARG001 - the compiler's signature
-    """Run a graph node by node; each value is freed after its last use, inputs too (that is what "boxed" buys)."""
-
-    def run(args: list[Any]) -> Any:
-        return fx.Interpreter(gm).boxed_run(args)  # a new one: it holds its outputs as long as it lives
-
-    run._boxed_call = True  # type: ignore[attr-defined] # how functorch tells a boxed callable
-    return run
