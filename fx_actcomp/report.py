@@ -15,11 +15,13 @@ from pathlib import Path
 from tabulate import tabulate
 
 from .choice import Plan
+from .codecs import codec_named
 from .records import ALIVE_ANYWAY, Kind
 from .session import Session
 
 MIB = 2**20
 _ALIVE = frozenset(kind.value for kind in ALIVE_ANYWAY)
+_NO_CODEC = frozenset({"keep", "drop", "image"})
 _NOT_OURS = _ALIVE | {Kind.STATISTIC.value, Kind.RANDOM.value}
 
 
@@ -64,6 +66,11 @@ class Row:
     def compressible(self) -> bool:
         """Whether the policy may compress such a tensor: a value, mask or index that nobody else holds."""
         return self.kind not in _NOT_OURS
+
+    @property
+    def lossy(self) -> bool:
+        """Whether it comes back changed."""
+        return self.codec not in _NO_CODEC and codec_named(self.codec).bits is not None
 
     @property
     def alive_anyway(self) -> bool:
@@ -250,7 +257,7 @@ def _folded(rows: Sequence[Row]) -> list[list[Row]]:
         key: tuple[object, ...] = (
             re.sub(r"\d+", "#", row.module), row.op, row.shape, row.dtype, row.kind, row.bytes_before > 0, row.codec,
             tuple(re.sub(r"\d+", "#", used) for used in row.used_by),
-            re.sub(r"(exact|again from|codes of|restored from) .*", "", row.reason),
+            re.sub(r"(exact|again from|codes of|restored from|taken from) .*", "", row.reason),
         )  # fmt: skip
         if not re.search(r"\d", row.module):
             key = (*key, row.graph, row.number)

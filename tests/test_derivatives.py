@@ -1,8 +1,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from inversion_cases import FUNCTIONS, Net, compiled, distance, error, explained, pair, rows
+from inversion_cases import FUNCTIONS, WIDTH, Net, compiled, distance, error, explained, pair, rows
 from share_cases import weighed
+from torch import nn
 
 SMOOTH = ["gelu", "gelu_tanh", "silu", "silu by hand", "quick_gelu", "gelu_new", "mish"]
 
@@ -108,3 +109,10 @@ def test_a_dead_unit_has_no_gradient():
         net.up.bias.fill_(-60)
     weighed(compiled(net, "invert")(rows())).backward()
     assert torch.equal(net.up.weight.grad, torch.zeros_like(net.up.weight))
+
+
+def test_equal_layers_are_shown_in_one_row():
+    layers = nn.Sequential(*(nn.Sequential(nn.Linear(8, WIDTH), nn.GELU(), nn.Linear(WIDTH, 8)) for _ in range(3)))
+    saved, report = explained(layers, rows())
+    assert [row.codec for row in saved.values()].count("invert") == 3
+    assert sum(" invert " in line for line in report.table().splitlines()) == 1
