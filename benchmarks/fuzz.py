@@ -40,7 +40,6 @@ from fx_actcomp.codecs.quantize import refusal
 from fx_actcomp.uses import is_decision
 
 Key = tuple[int, str, str, int]
-EXACT = {"keep", "drop", "image", "bits", "ternary", "narrow"}
 STEPS = {"int8": 2.0**-8, "fine": 2.0**-16, "fp8": 2.0**-4, "blpa8": 2.0**-6, "invert": 2e-5}
 """Size of an error of a value, relative to the largest values around it, of policies whose gradients are bounded."""
 FACTOR = 32.0
@@ -152,8 +151,7 @@ def run(program: Program, name: str, wanted: Collection[Key] | None = None) -> R
         gradients = torch.autograd.grad(followed, leaves, weights, allow_unused=True)
     for number, x in enumerate(given):
         model.register_buffer(f"given{number}", x)  # by which the report finds the graph of a model without parameters
-    rows = fx_actcomp.report(model).saved
-    lossy = sum(row.codec not in EXACT for row in rows)
+    lossy = sum(row.lossy for row in fx_actcomp.report(model).saved)
     return Run(tuple(out.detach() for out in outputs), list(gradients), seen, lossy, max(graph.coarsest for graph in graphs))
 
 

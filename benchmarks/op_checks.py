@@ -13,8 +13,6 @@ import torch
 from op_cases import KINDS, Case, Entry, NoGradientError, Outcome, run
 from torch import Tensor
 
-from fx_actcomp.codecs import codec_named
-
 Stage = Callable[[str, str], None]
 """Told which case and which policy begin."""
 
@@ -172,8 +170,7 @@ def _said(error: Exception) -> str:
 def is_lossy(outcome: Outcome) -> bool:
     """Whether the report says that something was saved that comes back changed."""
     assert outcome.report is not None
-    codecs = {row.codec for row in outcome.report.saved} - {"keep", "drop", "image"}
-    return any(codec_named(codec).bits is not None for codec in codecs)
+    return any(row.lossy for row in outcome.report.saved)
 
 
 def compare(exact: Outcome, found: Outcome, bound: float) -> tuple[str, float]:

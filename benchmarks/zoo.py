@@ -2,7 +2,7 @@
 
     python benchmarks/zoo.py [--results zoo.jsonl] [--family torchvision] [--only bert ...] [--dtype float32]
 
-68 architectures of transformers, 27 of torchvision and 28 of timm (``zoo_models.py``) with small sizes and random
+67 architectures of transformers, 27 of torchvision and 28 of timm (``zoo_models.py``) with small sizes and random
 weights, dropout active, in fp32 and under bf16 autocast, compiled with ``aot_eager``. Of each it asks:
 
 * losses and gradients of both steps under ``lossless``: those of ``none`` to the last bit,

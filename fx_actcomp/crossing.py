@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from ._torch import fake_mode_of, saved_output_descriptor, saved_without_version_check
+from ._torch import saved_output_descriptor, saved_without_version_check
 from .nodes import is_symbol, numel, outputs, packet, reshaped_base, storage_base, value
 from .saved import pair_saved
 from .splice import Splicer
@@ -73,30 +73,26 @@ class Crossing:
     def hand_over(self, name: str) -> None:
         """Save a forward node and drop its repetition from backward."""
         node, repeated = self.node(name), next(n for n in self.backward.nodes if n.name == name)
-        placeholder = self.placeholder(node, name)
-        repeated.replace_all_uses_with(placeholder)
+        self.slots[name] = [self._take(node, repeated)]
         sources = repeated.all_input_nodes
         self.backward.erase_node(repeated)  # random operators have effects, as graphs see it: nothing else would remove them
         for source in sources:
             if not source.users and source.op == "call_function":
                 self.backward.erase_node(source)
-        placeholder.name = name  # by which the two are paired from here on
-        self.slots[name] = [Slot(node, placeholder)]
 
     def save_copy(self, name: str) -> None:
         """Save a copy of a saved tensor, taken before forward writes into anything."""
         node, taken = self.node(name), self.placeholders[name]
         first = next(n for n in self.forward.nodes if packet(n) == "aten.copy_")
-        with self.forward.inserting_before(first):
-            copied = self.forward.call_function(torch.ops.aten.clone.default, (node,))
-        held = value(node)
-        assert held is not None
-        with fake_mode_of(held):
-            copied.meta = {**node.meta, "val": held.clone()}
-        placeholder = self.placeholder(copied, copied.name)
-        placeholder.name = copied.name  # by which the two are paired from here on
-        taken.replace_all_uses_with(placeholder)
-        self.slots[name] = [Slot(copied, placeholder)]
+        (copied,) = self.splice(torch.clone, [node], first, node, "copy")
+        self.slots[name] = [self._take(copied, taken)]
+
+    def _take(self, node: fx.Node, instead_of: fx.Node) -> Slot:
+        """Have backward take a forward node in the stead of one of its own."""
+        placeholder = self.placeholder(node, node.name)
+        instead_of.replace_all_uses_with(placeholder)
+        placeholder.name = node.name  # by which the two are paired from here on
+        return Slot(node, placeholder)
 
     def placeholder(self, node: fx.Node, name: str) -> fx.Node:
         """A new input of backward for a forward node."""
