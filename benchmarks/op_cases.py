@@ -20,6 +20,7 @@ from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils import _pytree as pytree
 
 import fx_actcomp
+from fx_actcomp.gradient import copies
 
 
 @torch.library.custom_op("sweep::fresh", mutates_args=())
@@ -48,7 +49,7 @@ def _apart(x: Tensor) -> bool:
 
 
 def _copied(x: Tensor) -> Tensor:
-    if not _apart(x):
+    if x.layout is not torch.strided or not _apart(x):
         return x.clone()
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
 
@@ -185,7 +186,7 @@ def run(case: Case, backend: str | None = "actcomp", seed: int = 0, **options: A
     """
     torch._dynamo.reset()
     function = copy.deepcopy(case.function) if isinstance(case.function, nn.Module) else case.function
-    args, kwargs = copies((case.args, case.kwargs))
+    args, kwargs = copies((case.args, case.kwargs), _copied)
     pass_on = (lambda x: x) if case.bare else _freshly
     finish = case.finish
 
@@ -216,21 +217,6 @@ def _freshly(tree: Any) -> Any:
     if type(tree) is dict:
         return {key: _freshly(item) for key, item in tree.items()}
     return tuple([_freshly(item) for item in tree]) if isinstance(tree, tuple) else tree
-
-
-def copies(tree: Any) -> Any:
-    """Copies of the tensors in a tree, strides kept; a tensor that stands in it twice does so in the copy."""
-    made: dict[int, Tensor] = {}
-
-    def one(x: Any) -> Any:
-        if not isinstance(x, Tensor):
-            return x
-        if id(x) not in made:
-            held = x.detach()
-            made[id(x)] = (_copied(held) if x.layout is torch.strided else held.clone()).requires_grad_(x.requires_grad)
-        return made[id(x)]
-
-    return pytree.tree_map(one, tree)
 
 
 def _buffers(function: Callable[..., Any]) -> Iterable[Tensor]:

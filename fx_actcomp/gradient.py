@@ -107,7 +107,7 @@ def _gradients(
     loss: Loss | None,
     seed: int,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    args, kwargs = _copies((inputs, model_kwargs))
+    args, kwargs = copies((inputs, model_kwargs))
     wanted = {name: p for name, p in getattr(model, "_orig_mod", model).named_parameters() if p.requires_grad}
     if not wanted:
         leaves = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.requires_grad]
@@ -123,18 +123,18 @@ def _gradients(
     return scalar.detach(), gradients
 
 
-def _copies(tree: Any) -> Any:
-    """Copies of the tensors in a tree; a tensor that stands in it twice does so in the copy."""
+def copies(tree: Any, copy: Callable[[Tensor], Tensor] = torch.clone) -> Any:
+    """Copies of the tensors in a tree, leaves of autograd; a tensor that stands in it twice does so in the copy."""
     made: dict[int, Tensor] = {}
 
-    def copy(x: Any) -> Any:
+    def one(x: Any) -> Any:
         if not isinstance(x, Tensor):
             return x
         if id(x) not in made:
-            made[id(x)] = x.detach().clone().requires_grad_(x.requires_grad)
+            made[id(x)] = copy(x.detach()).requires_grad_(x.requires_grad)
         return made[id(x)]
 
-    return pytree.tree_map(copy, tree)
+    return pytree.tree_map(one, tree)
 
 
 def _default_loss(output: Any) -> Tensor:
