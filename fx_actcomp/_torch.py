@@ -38,7 +38,9 @@ PRIVATE_NAMES = (
     "torch._dynamo.config.patch",
     "torch._dynamo.convert_frame.compile_lock",
     "torch._dynamo.source.ConstantSource",
+    "torch._functorch.config",
     "torch._functorch.config.patch",
+    "torch._functorch._activation_offloading.activation_offloading.enable_activation_offloading",
     "torch._functorch._aot_autograd.descriptors.SavedForBackwardsAOTOutput",
     "torch._functorch._aot_autograd.descriptors.SavedForBackwardsNoVcCheckAOTOutput",
     "torch._functorch.partitioners.min_cut_rematerialization_partition",
@@ -100,7 +102,8 @@ def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
 def random_by_kernel(device: torch.device) -> bool:
     """Whether Inductor's random numbers depend on the kernel that draws them, not on seed and position alone.
 
-    Since 2.13 it draws four at once in kernels of one dimension on CUDA, and others in any other kernel (pytorch #198333).
+    Since 2.13 it draws four at once in kernels of one dimension on CUDA, and others in any other kernel; where the positions
+    don't follow each other in such a kernel, neighbours are given the same numbers (pytorch #198333).
     """
     if device.type != "cuda" or private("torch._inductor.config").align_random_eager:
         return False
@@ -118,10 +121,31 @@ def make_fx(function: Callable[..., Any]) -> Callable[..., fx.GraphModule]:
 def stock_partition(
     joint: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """What plain ``torch.compile`` does: the min-cut partitioner with Inductor's view of what is cheap to recompute."""
+    """What plain ``torch.compile`` does: the min-cut partitioner with Inductor's view of what is cheap to recompute.
+
+    Only the offloading is left out: :func:`enable_offloading` does it later.
+    """
     partition = private("torch._functorch.partitioners.min_cut_rematerialization_partition")
-    forward, backward = partition(joint, joint_inputs, **{**kwargs, "compiler": "inductor"})
+    later = private("torch._functorch.config.patch")(enable_activation_offloading=False)
+    with later if offloads() else contextlib.nullcontext():
+        forward, backward = partition(joint, joint_inputs, **{**kwargs, "compiler": "inductor"})
     return forward, backward
+
+
+def offloads() -> bool:
+    """Whether torch is asked to move marked activations to host memory."""
+    return bool(getattr(private("torch._functorch.config"), "enable_activation_offloading", False))
+
+
+def offload_mark(node: fx.Node) -> dict[str, Any]:
+    """The mark of a tensor that is to be moved to host memory; empty where it isn't."""
+    return {"should_offload": True} if node.meta.get("should_offload") else {}
+
+
+def enable_offloading(forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: int, static_inputs: set[fx.Node]) -> None:
+    """Move the marked ones among the saved tensors to host memory and back; the two graphs' nodes are paired by name."""
+    enable = private("torch._functorch._activation_offloading.activation_offloading.enable_activation_offloading")
+    enable(forward, backward, num_outputs, static_inputs)
 
 
 def saved_without_version_check(node: fx.Node) -> dict[str, Any]:

@@ -73,6 +73,8 @@ class Plan:
         matched: Patterns of the overrides that applied to some tensor.
         draws: Random tensors that torch's partitioner would have drawn anew in backward, and that are saved instead.
         copies: Tensors of which a copy is saved, since forward overwrites them.
+        repeating: Random tensors among whose numbers torch's kernels may repeat some.
+        offloaded: Bytes of what is saved that torch's offloading moves to host memory.
     """
 
     policy: str
@@ -81,6 +83,8 @@ class Plan:
     matched: frozenset[str]
     draws: tuple[str, ...] = ()
     copies: tuple[str, ...] = ()
+    repeating: tuple[str, ...] = ()
+    offloaded: int = 0
 
 
 Measure = Callable[[str, Codec, Traits], int | str]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from ._torch import saved_output_descriptor, saved_without_version_check
+from ._torch import offload_mark, saved_output_descriptor, saved_without_version_check
 from .nodes import is_symbol, numel, outputs, packet, reshaped_base, storage_base, value
 from .saved import pair_saved
 from .splice import Splicer
@@ -101,6 +102,11 @@ class Crossing:
         placeholder.meta.update({key: node.meta[key] for key in ("val", "tensor_meta") if key in node.meta})
         return placeholder
 
+    def _shared_name(self, name: str) -> str:
+        """A name that no node of either graph has."""
+        names = {node.name for graph in (self.forward, self.backward) for node in graph.nodes}
+        return next(free for i in itertools.count() if (free := f"{name}_{i}") not in names)
+
     def _unused(self, name: str) -> str:
         """A target that no placeholder has: a graph's signature is made of them, and a second one would shadow the first."""
         taken = {str(n.target) for n in self.backward.find_nodes(op="placeholder")} | {n.name for n in self.backward.nodes}
@@ -181,6 +187,9 @@ class Crossing:
         ordered += [s for s in tensors if saved_without_version_check(s.forward)]
         ordered += [s for s in slots if value(s.forward) is None and not is_symbol(s.forward)]
         symbols = [s for s in slots if is_symbol(s.forward)]
+        for slot in ordered:
+            if offload_mark(slot.forward) and slot.forward.name != slot.backward.name:
+                slot.forward.name = slot.backward.name = self._shared_name(slot.backward.name)  # torch pairs them by name
         self._set_outputs([slot.forward for slot in ordered + symbols])
         self._set_placeholders([slot.backward for slot in symbols + ordered])
         self.forward.eliminate_dead_code()

@@ -1,4 +1,4 @@
-"""Part of stage 5: which random numbers of forward's the stock partitioner would have backward draw anew.
+"""Part of stage 5: which random numbers of forward's the stock partitioner would have backward draw anew, and which repeat.
 
 With ``activation_memory_budget`` below 1 it recomputes random operators like any other (pytorch #190758): a dropout's mask in
 backward is then another one than in forward, and the gradient is wrong by as much as it is long. What was drawn is a decision:
@@ -29,6 +29,11 @@ def find_redrawn(forward: fx.Graph, backward: fx.Graph) -> list[str]:
     drawn = {node.name for node in forward.nodes if is_draw(node)}
     again = [node for node in backward.nodes if node.name in drawn and is_draw(node)]
     return [name for node in again for name in _tensors(node)]
+
+
+def find_repeating(forward: fx.Graph) -> list[str]:
+    """Names of the random tensors in which Inductor's kernels may repeat numbers, as they do in plain torch.compile."""
+    return [n.name for n in forward.nodes if packet(n) == "prims.inductor_random" and random_by_kernel(n.meta["val"].device)]
 
 
 def is_draw(node: fx.Node) -> bool:

@@ -18,8 +18,9 @@ from ._torch import CustomPartitionerFn, fake_mode, fake_mode_of, log_artifact, 
 from .choice import Plan
 from .codecs import Codec, Layout, Noise, Reference, Traits, codec_named, codec_sources
 from .crossing import hand_over
-from .draws import find_redrawn
+from .draws import find_redrawn, find_repeating
 from .nodes import is_symbol, is_tangent, storage_base, stored_bytes, value
+from .offload import offload_saved
 from .options import Settings
 from .overwrites import find_overwritten
 from .plan import make_plan
@@ -75,18 +76,24 @@ class ActcompPartitioner(CustomPartitionerFn):
                 f" ({type(error).__name__}: {error}). A custom autograd function that writes into a tensor which it saved and"
                 " which is also an output is a known cause: clone the tensor, or keep the function out of the compiled region."
             ) from error
+        num_outputs, static_inputs = kwargs["num_fwd_outputs"], kwargs.get("static_lifetime_input_indices") or ()
         redrawn = find_redrawn(forward.graph, backward.graph)
-        overwritten = find_overwritten(forward.graph, kwargs["num_fwd_outputs"])
+        overwritten = find_overwritten(forward.graph, num_outputs)
         if redrawn or overwritten:
-            hand_over(forward, backward, redrawn, overwritten, kwargs["num_fwd_outputs"])
+            hand_over(forward, backward, redrawn, overwritten, num_outputs)
+        plan = self._compress(forward, backward, num_outputs, static_inputs)
+        offloaded = offload_saved(forward, backward, num_outputs, static_inputs)
+        if plan is not None:
+            repeating = find_repeating(forward.graph)
+            plan = replace(plan, draws=tuple(redrawn), copies=tuple(overwritten), repeating=tuple(repeating), offloaded=offloaded)
+            note_plan(plan)
+        return forward, backward
+
+    def _compress(
+        self, forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: int, static_inputs: Sequence[int]
+    ) -> Plan | None:
         try:
-            plan = compress_boundary(
-                forward,
-                backward,
-                self.settings,
-                kwargs["num_fwd_outputs"],
-                kwargs.get("static_lifetime_input_indices") or (),
-            )
+            return compress_boundary(forward, backward, self.settings, num_outputs, static_inputs)
         except Exception as error:
             if self.settings.strict:
                 raise
@@ -97,9 +104,7 @@ class ActcompPartitioner(CustomPartitionerFn):
                 stacklevel=2,
             )
             note_failure(cause)
-        else:
-            note_plan(replace(plan, draws=tuple(redrawn), copies=tuple(overwritten)))
-        return forward, backward
+            return None
 
 
 @functools.cache

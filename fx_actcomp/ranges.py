@@ -1,4 +1,4 @@
-"""What a producer proves about its values: that none is negative, and bounds on integers.
+"""What a producer proves about its values: that none is negative, that they are shares of a whole, and bounds on integers.
 
 Each proof goes once through the forward graph in its order, so a node is judged by what is known of its arguments. What an
 operator isn't known for, it doesn't prove.
@@ -142,6 +142,52 @@ def _is_complex(node: fx.Node) -> bool:
 def _at_least_zero(number: object) -> bool:
     """At least zero, and no negative zero: dividing by that makes a negative infinity."""
     return isinstance(number, (int, float)) and number >= 0 and math.copysign(1, number) > 0
+
+
+def share_nodes(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes of a forward graph that hold shares of a whole, ``x / sum(x)`` of what is never negative: probabilities.
+
+    Some may have been set to zero since, by a dropout or a mask.
+    """
+    positive, known = nonnegative_nodes(graph), set[fx.Node]()
+    for node in graph.nodes:
+        if node in positive and _are_shares(node, positive, known):
+            known.add(node)
+    return known
+
+
+def _are_shares(node: fx.Node, positive: set[fx.Node], known: set[fx.Node]) -> bool:
+    name, args = packet(node), node.args
+    if name == "aten._softmax":
+        return True
+    if name == "aten.div":
+        whole = args[1]
+        while isinstance(whole, fx.Node) and (is_view(whole) or is_cast(whole)):
+            whole = whole.args[0]
+        if isinstance(whole, fx.Node) and packet(whole) == "aten.sum" and args[0] in positive:
+            return whole.args[0] is args[0]
+    if name == "aten.mul":
+        return any(share in known and _is_mask(mask) for share, mask in (args, args[::-1]))
+    if name in {"aten.where", "aten.masked_fill"}:
+        kept = [arg for i, arg in enumerate(args) if i != (0 if name == "aten.where" else 1)]
+        return any(arg in known for arg in kept) and all(arg in known or _is_zero(arg) for arg in kept)
+    return (is_view(node) or is_cast(node)) and args[0] in known
+
+
+def _is_mask(arg: object) -> bool:
+    """Whether all its elements are 0 or 1: a bool, or a number made of one."""
+    while isinstance(arg, fx.Node) and (is_view(arg) or is_cast(arg)) and arg.args:
+        held = value(arg)
+        if held is not None and held.dtype is torch.bool:
+            return True
+        arg = arg.args[0]
+    return isinstance(arg, fx.Node) and (held := value(arg)) is not None and held.dtype is torch.bool
+
+
+def _is_zero(arg: object) -> bool:
+    if isinstance(arg, fx.Node):
+        return packet(arg) in {"aten.full", "aten.scalar_tensor"} and arg.args[-1] == 0
+    return arg == 0
 
 
 def upper_bound(node: fx.Node) -> int | None:

@@ -103,6 +103,7 @@ class SavedActivation:
         base: Name of the forward node whose storage it shares (itself where it owns its storage).
         uses: What backward does with it.
         sign_exact: Whether its producer proves that it is never negative.
+        shares: Whether its producer proves that it holds shares of a whole: a softmax's probabilities.
         upper: For integers: a proved inclusive bound on the values (never negative); None where there is no proof.
         symbolic: Whether a size is symbolic; ``nbytes`` is then of the sizes seen at compile time.
         annotation: Codec asked for by ``fx_actcomp.annotate`` around its producer.
@@ -120,6 +121,7 @@ class SavedActivation:
     base: str
     uses: tuple[Use, ...]
     sign_exact: bool = False
+    shares: bool = False
     upper: int | None = None
     symbolic: bool = False
     annotation: str | None = None

@@ -91,6 +91,8 @@ class Report:
         rederived: Whether the plan was made again by tracing, since a compiler cache answered in our stead.
         draws: Random tensors that torch's partitioner would have drawn anew in backward, and that are saved instead.
         copies: Tensors of which a copy is saved, since forward overwrites them.
+        repeating: Random tensors among whose numbers torch's kernels may repeat some.
+        offloaded: Bytes of what is saved that torch's offloading moves to host memory.
     """
 
     policy: str
@@ -101,6 +103,8 @@ class Report:
     rederived: bool = False
     draws: tuple[str, ...] = ()
     copies: tuple[str, ...] = ()
+    repeating: tuple[str, ...] = ()
+    offloaded: int = 0
 
     @staticmethod
     def of(sessions: Sequence[Session]) -> Report:
@@ -118,6 +122,8 @@ class Report:
             rederived=any(session.rederived for session in sessions),
             draws=tuple(name for plan in plans for name in plan.draws),
             copies=tuple(name for plan in plans for name in plan.copies),
+            repeating=tuple(name for plan in plans for name in plan.repeating),
+            offloaded=sum(plan.offloaded for plan in plans),
         )
 
     @property
@@ -150,8 +156,9 @@ class Report:
         try:
             data = json.loads(text)
             rows = tuple(Row(**{**row, "shape": tuple(row["shape"]), "used_by": tuple(row["used_by"])}) for row in data["saved"])
-            listed = {name: tuple(data[name]) for name in ("unmatched", "failures", "draws", "copies")}
-            read = Report(data["policy"], rows, data["graphs"], rederived=data["rederived"], **listed)
+            listed = {name: tuple(data[name]) for name in ("unmatched", "failures", "draws", "copies", "repeating")}
+            counted = {name: data[name] for name in ("graphs", "rederived", "offloaded")}
+            read = Report(data["policy"], rows, **counted, **listed)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ValueError(f"{path} is no report, or a damaged one ({type(error).__name__}: {error})") from error
         if not (_typed(read) and all(map(_typed, rows)) and json.loads(json.dumps(read.to_dict())) == data):
@@ -193,6 +200,8 @@ class Report:
             f"policy {printable(self.policy)}, {self.graphs} graph{'s' * (self.graphs != 1)}",
             f"of these, values, masks and indices: {_change(before, after)}",
         ]
+        if self.offloaded:
+            lines.append(f"torch's offloading moves {_mib(self.offloaded)} MiB of what is saved to host memory")
         alive = sum(1 for row in self.saved if row.alive_anyway)
         if alive:
             lines.append(f"{alive} more are parameters, inputs or outputs (or views or casts of them), alive anyway: not counted")
@@ -208,6 +217,11 @@ class Report:
         if self.copies:
             notes.append(
                 f"saved as a copy, since forward overwrites it and torch would read it afterwards: {', '.join(self.copies)}"
+            )
+        if self.repeating:
+            notes.append(
+                "torch's Inductor may give neighbours the same random numbers on CUDA (pytorch #198333), as without fx_actcomp; "
+                f"options={{'inductor': {{'align_random_eager': True}}}} draws them as eager does: {', '.join(self.repeating)}"
             )
         notes += ["planned again by tracing: a compiler cache answered in our stead"] * self.rederived
         return "".join(f"\n{printable(note)}" for note in notes)

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from torch import Tensor, fx
 
-from ._torch import saved_without_version_check
+from ._torch import offload_mark, saved_without_version_check
 from .choice import Choice, Pin, Plan
 from .codecs import Layout, Noise, Parts, Reference, Traits, codec_named
 from .codecs.inverse import Invert
@@ -175,8 +175,7 @@ class _Editor(Crossing):
         slots = []
         for i, part in enumerate(made):
             placeholder = self.placeholder(part, f"{node.name}_{re.sub(r'[^0-9A-Za-z]', '_', codec)}_{i}")
-            if saved_without_version_check(node):
-                part.meta.update(saved_without_version_check(node))
+            part.meta.update({**saved_without_version_check(node), **offload_mark(node)})
             slots.append(Slot(part, placeholder))
         return slots
 

@@ -28,7 +28,7 @@ from .nodes import (
     view_source,
 )
 from .norms import find_images, find_norms
-from .ranges import nonnegative_nodes, upper_bounds
+from .ranges import nonnegative_nodes, share_nodes, upper_bounds
 from .records import Decision, Image, Inversion, Kind, Normalized, SavedActivation
 from .uses import find_uses, is_step
 
@@ -113,7 +113,7 @@ def find_saved(forward: fx.Graph, backward: fx.Graph, *, num_outputs: int, stati
     found = find_uses(backward, [taken.name for _, taken in saved])
     inputs = {node: i for i, node in enumerate(forward.find_nodes(op="placeholder"))}
     theirs = {storage_base(n) for n in outputs(forward)[:num_outputs] if isinstance(n, fx.Node)}
-    positive, bounds = nonnegative_nodes(forward), upper_bounds(forward)
+    positive, shares, bounds = nonnegative_nodes(forward), share_nodes(forward), upper_bounds(forward)
     records: list[SavedActivation] = []
     counted: set[fx.Node] = set()
     for number, (node, taken) in enumerate(saved):
@@ -134,6 +134,7 @@ def find_saved(forward: fx.Graph, backward: fx.Graph, *, num_outputs: int, stati
                 base=base.name,
                 uses=tuple(found.uses[taken.name]),
                 sign_exact=held.dtype.is_floating_point and node in positive,
+                shares=node in shares,
                 upper=bounds.get(node),
                 symbolic=any(not isinstance(s, int) for s in held.shape),
                 annotation=annotation(node),

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ranges_cases import assert_true_on, by_table, image, property_test, result, trace
 
-from fx_actcomp.ranges import nonnegative
+from fx_actcomp.ranges import nonnegative, share_nodes
 
 PROVED = {
     "relu": F.relu,
@@ -233,3 +233,44 @@ def test_whatever_is_claimed_nonnegative_really_is(table, steps):
 
     x = 2 * torch.randn(6, 6)
     assert_true_on(trace(function, x, table=table), x)
+
+
+SHARES = {
+    "softmax": lambda x: x.softmax(-1),
+    "softmin": lambda x: F.softmin(x, 1),
+    "softmax in another type": lambda x: x.softmax(1, dtype=torch.float32).bfloat16(),
+    "by hand": lambda x: (e := x.exp()) / e.sum(1, keepdim=True),
+    "of anything that isn't negative": lambda x: (size := x.abs()) / size.sum((1, 2), keepdim=True),
+    "masked": lambda x: x.softmax(-1).masked_fill(x > 1, 0.0),
+    "where": lambda x: torch.where(x > 0, x.softmax(-1), 0.0),
+    "times a mask": lambda x: x.softmax(-1) * (x > 0),
+    "times a mask in floats": lambda x: (x > 0).float() * x.softmax(-1),
+    "a view": lambda x: x.softmax(-1).transpose(1, 2).reshape(2, -1),
+}
+NO_SHARES = {
+    "scaled": lambda x: x.softmax(-1) * 2,
+    "dropped out": lambda x: F.dropout(x.softmax(-1), 0.5),
+    "weighted": lambda x: x.softmax(-1) * x.sigmoid(),
+    "of a sum of something else": lambda x: x.exp() / x.abs().sum(1, keepdim=True),
+    "of a sum in which terms may cancel": lambda x: x / x.sum(1, keepdim=True),
+    "over the mean": lambda x: (e := x.exp()) / e.mean(1, keepdim=True),
+    "masked with ones": lambda x: x.softmax(-1).masked_fill(x > 1, 1.0),
+    "sigmoid": torch.sigmoid,
+}
+
+
+@by_table
+@pytest.mark.parametrize("name", SHARES)
+def test_shares_of_a_whole(name, table):
+    traced = trace(SHARES[name], image(), table=table)
+    assert result(traced) in share_nodes(traced.graph)
+    held = SHARES[name](image())
+    assert held.min() >= 0
+    assert held.max() <= 1
+
+
+@by_table
+@pytest.mark.parametrize("name", NO_SHARES)
+def test_no_shares_of_a_whole(name, table):
+    traced = trace(NO_SHARES[name], image(), table=table)
+    assert result(traced) not in share_nodes(traced.graph)

@@ -45,6 +45,7 @@ class Traits:
         spatial: Operand of a convolution, pooling or batch norm: its last dimensions are height and width.
         roles: What backward does with the values (decisions and sizes apart).
         pointwise: Whether these convolutions are 1x1 with stride 1 and no padding.
+        shares: Never negative, and shares of a whole: probabilities, of which most are far smaller than the largest.
         upper: Inclusive bound on an integer tensor's values, none of which is negative.
         normed: Whether it is a batch norm's input, in training.
         rectified: Whether the codes are to serve for the ReLU of that norm's output, too.
@@ -58,6 +59,7 @@ class Traits:
     spatial: bool = False
     roles: frozenset[Role] = frozenset()
     pointwise: bool = False
+    shares: bool = False
     upper: int | None = None
     normed: bool = False
     rectified: bool = False

@@ -197,11 +197,18 @@ def smallest_subnormal(dtype):
     return info.smallest_normal * info.eps
 
 
+def steps_between_ends(codec, traits, *, on_ends):
+    """What the docstring of ``Quantize`` divides a group's range by."""
+    if codec.bits == 8:
+        return 252
+    return 2**codec.bits - (1 if traits.sign_exact else 0) - (1 if on_ends else 0)
+
+
 def quantize_bound(codec, x, traits):
     """What the docstring of ``Quantize`` states, and the rounding of the types that it computes in and restores to."""
     low = group_extreme(codec, x, traits, "amin").numpy()
     high = group_extreme(codec, x, traits, "amax").numpy()
-    levels = 2**codec.bits - (1 if traits.sign_exact else 0) - (1 if codec.bits == 8 else 0)
+    levels = steps_between_ends(codec, traits, on_ends=codec.bits == 8)
     computed, restored = torch.finfo(torch.promote_types(x.dtype, torch.float32)), torch.finfo(x.dtype)
     step = high / levels - (0 if traits.sign_exact else low / levels)
     stated = np.where(step > computed.tiny, step / 2, computed.tiny)

@@ -32,6 +32,9 @@ def through_inductor(tmp_path_factory):
     inputs = [layout(sparse((3, 8, 16, 17), torch.float32)) for _, layout, _ in COMPILED.values()]
     for x in inputs:
         x[1, 2, 3, 4], x[2, 1, 3, 4] = math.nan, math.inf
+    for x, (_, _, traits) in zip(inputs, COMPILED.values(), strict=True):
+        if not traits.sign_exact:
+            x[0, 1, 3, 4] = -math.inf
 
     def compress(inputs):
         return [codec.compress(x, traits) for x, (codec, _, traits) in zip(inputs, COMPILED.values(), strict=True)]
@@ -55,9 +58,9 @@ by_compiled = pytest.mark.parametrize(
 @by_compiled
 def test_inductor_keeps_the_bound(through_inductor, case):
     (codec, _, traits), (x, y) = COMPILED[case], through_inductor[case]
-    finite = group_extreme(codec, x, traits, "amax").isfinite().numpy()
+    finite = (group_extreme(codec, x, traits, "amax") - group_extreme(codec, x, traits, "amin")).isfinite().numpy()
     off = np.abs(memory(y, Layout.of(y))[finite] - memory(x, Layout.of(x))[finite])
-    assert finite.mean() > 0.9
+    assert finite.mean() > 0.8
     assert (off <= BOUNDS[type(codec)](codec, x, traits)[finite]).all()
 
 
@@ -70,6 +73,22 @@ def test_inductor_keeps_the_layout(through_inductor, case):
 def test_inductor_keeps_what_is_not_finite(through_inductor, case):
     x, y = through_inductor[case]
     assert not y[~x.isfinite()].isfinite().any()
+    if COMPILED[case][0].bits == 8:
+        assert torch.equal(y.isnan(), x.isnan())
+        assert torch.equal(y[x.isinf()], x[x.isinf()])
+
+
+def test_inductor_keeps_shares(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    codec, traits = codec_named("int8"), Traits(sign_exact=True, shares=True)
+    x = (5 * torch.randn(32, 256)).softmax(1)
+    x[3] = math.nan
+
+    def roundtrip(x):
+        return codec.decompress(codec.compress(x, traits), Layout.of(x), traits)
+
+    y = torch.compile(roundtrip, fullgraph=True)(x)
+    assert torch.allclose(y, roundtrip(x), rtol=1e-4, atol=1e-6, equal_nan=True)
 
 
 @pytest.mark.parametrize("case", [case for case in COMPILED if case[2]], ids=str)

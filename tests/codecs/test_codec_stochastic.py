@@ -19,6 +19,7 @@ from codec_cases import (
     property_test,
     smallest_subnormal,
     sparse,
+    steps_between_ends,
     symbolic_trace,
     takes,
     tensors,
@@ -49,9 +50,8 @@ def step_of(name, x, traits):
     """The distance of neighbouring codes, as the docstring of ``Quantize`` has it, in the order of memory; in float64."""
     codec = codec_of(name)
     high = group_extreme(codec, x, traits, "amax").numpy()
-    if traits.sign_exact:
-        return high / (2**codec.bits - 2)
-    return high / (2**codec.bits - 1) - group_extreme(codec, x, traits, "amin").numpy() / (2**codec.bits - 1)
+    steps = steps_between_ends(codec, traits, on_ends=True)
+    return high / steps - (0 if traits.sign_exact else group_extreme(codec, x, traits, "amin").numpy() / steps)
 
 
 def bound(name, x, traits):
@@ -161,7 +161,7 @@ def test_the_spread_over_steps_is_that_of_independent_draws(name, traits):
 
 @by_case
 def test_values_that_are_codes_come_back_as_they_were(name, traits):
-    codes = torch.arange(2 ** codec_of(name).bits - (1 if traits.sign_exact else 0), dtype=torch.float32)
+    codes = torch.arange(steps_between_ends(codec_of(name), traits, on_ends=True) + 1, dtype=torch.float32)
     x = codes.repeat(512 // len(codes) + 1)[:512].view(2, 256) + (0 if traits.sign_exact else -3)
     for step in range(5):
         assert torch.allclose(roundtrip(name, x, traits, step), x, atol=1e-5)

@@ -10,6 +10,7 @@ from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
 from torch._inductor import inductor_prims  # noqa: F401 - registers prims.inductor_random
 
+import fx_actcomp
 from fx_actcomp import draws
 
 WIDTH = 32
@@ -117,3 +118,11 @@ def test_inductor_s_draws_on_cuda_depend_on_the_kernel(kind, aligned, expected):
     node.meta["val"] = types.SimpleNamespace(device=torch.device(kind))
     with inductor_config.patch(align_random_eager=aligned):
         assert draws.is_draw(node) is expected
+
+
+@pytest.mark.parametrize("affected", [False, True])
+def test_repeated_numbers_of_torch_s_kernels_are_told(affected, monkeypatch):
+    monkeypatch.setattr(draws, "random_by_kernel", lambda _: affected)
+    report = fx_actcomp.explain(Noisy(), torch.randn(16, WIDTH))
+    assert (len(report.repeating) > 0) is affected
+    assert ("pytorch #198333" in str(report)) is affected
