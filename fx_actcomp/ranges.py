@@ -171,7 +171,7 @@ def _are_shares(node: fx.Node, positive: set[fx.Node], known: set[fx.Node]) -> b
     if name in {"aten.where", "aten.masked_fill"}:
         kept = [arg for i, arg in enumerate(args) if i != (0 if name == "aten.where" else 1)]
         return any(arg in known for arg in kept) and all(arg in known or _is_zero(arg) for arg in kept)
-    return (is_view(node) or is_cast(node)) and args[0] in known
+    return args[0] in known if is_view(node) or is_cast(node) else False
 
 
 def _is_mask(arg: object) -> bool:
@@ -186,8 +186,8 @@ def _is_mask(arg: object) -> bool:
 
 def _is_zero(arg: object) -> bool:
     if isinstance(arg, fx.Node):
-        return packet(arg) in {"aten.full", "aten.scalar_tensor"} and arg.args[-1] == 0
-    return arg == 0
+        return packet(arg) in {"aten.full", "aten.scalar_tensor"} and _is_zero(arg.args[-1])
+    return isinstance(arg, (int, float)) and arg == 0
 
 
 def upper_bound(node: fx.Node) -> int | None:

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from tabulate import tabulate
 
@@ -157,8 +158,8 @@ class Report:
             data = json.loads(text)
             rows = tuple(Row(**{**row, "shape": tuple(row["shape"]), "used_by": tuple(row["used_by"])}) for row in data["saved"])
             listed = {name: tuple(data[name]) for name in ("unmatched", "failures", "draws", "copies", "repeating")}
-            counted = {name: data[name] for name in ("graphs", "rederived", "offloaded")}
-            read = Report(data["policy"], rows, **counted, **listed)
+            others: dict[str, Any] = {**listed, "rederived": data["rederived"], "offloaded": data["offloaded"]}
+            read = Report(data["policy"], rows, data["graphs"], **others)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ValueError(f"{path} is no report, or a damaged one ({type(error).__name__}: {error})") from error
         if not (_typed(read) and all(map(_typed, rows)) and json.loads(json.dumps(read.to_dict())) == data):
