@@ -46,10 +46,14 @@ FACTOR = 32.0
 """Of the bound: most of what is measured lies below 1."""
 
 
+LAST = 2**15 - 4
+"""The largest code of a finite value."""
+
+
 @fx_actcomp.register_codec
 @dataclass(frozen=True)
 class Fine(fx_actcomp.Codec):
-    """16-bit codes between a tensor's minimum and maximum, taken wherever 8 bits would do."""
+    """16-bit codes between a tensor's minimum and maximum, taken wherever 8 bits would do; the last three aren't finite."""
 
     name: str = "fine"
     bits: int = 8
@@ -58,12 +62,16 @@ class Fine(fx_actcomp.Codec):
         return refusal(self.name, layout) or (None if layout.dtype.itemsize > 2 else "16 bits are no fewer")
 
     def compress(self, x: Tensor, traits: Traits) -> Parts:  # noqa: ARG002
-        low, high = x.amin(), x.amax()
-        scale = ((high - low) / (2**16 - 1)).clamp_min(torch.finfo(x.dtype).tiny)
-        return ((x - low) / scale - 2**15).round().to(torch.int16), low, scale
+        finite, most = x.isfinite(), torch.finfo(x.dtype).max
+        low, high = torch.where(finite, x, most).amin(), torch.where(finite, x, -most).amax()
+        scale = ((high - low) / (LAST + 2**15)).clamp_min(torch.finfo(x.dtype).tiny)
+        marks = torch.where(x.isnan(), LAST + 3, torch.where(x > 0, LAST + 2, LAST + 1))
+        return torch.where(finite, ((x - low) / scale - 2**15).round(), marks).to(torch.int16), low, scale
 
     def decompress(self, parts: Parts, layout: Layout, traits: Traits) -> Tensor:  # noqa: ARG002
-        return layout.restore((parts[0].to(layout.dtype) + 2**15) * parts[2] + parts[1])
+        codes = parts[0]
+        marked = torch.where(codes == LAST + 1, -torch.inf, torch.where(codes == LAST + 2, torch.inf, torch.nan))
+        return layout.restore(torch.where(codes > LAST, marked, (codes.to(layout.dtype) + 2**15) * parts[2] + parts[1]))
 
 
 def policy(name: str) -> Any:

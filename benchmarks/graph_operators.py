@@ -21,6 +21,8 @@ UNARY = (
     "{x}.mul(0.7978845608 * (1 + 0.044715 * {x} * {x})).tanh()", "{x}.to(torch.float32)", "{x}.to(torch.bfloat16)",
     "{x}.to(torch.float16)", "{x}.to(torch.float64)", "{x}.trunc() + {x}", "torch.sinc({x})", "torch.special.i0({x}) * 0.3",
     "torch.erfinv({x}.tanh() * 0.9)", "torch.asinh({x})", "{x}.sin().square()",
+    "{x}.masked_fill({x} < 0, -math.inf).sigmoid()", "{x}.masked_fill({x} < 0, -math.inf).tanh() * {x}",
+    "F.softplus({x}.masked_fill({x} > 0.5, -math.inf)) + {x}", "torch.nan_to_num({x}.masked_fill({x} > 1, math.nan))",
 )  # fmt: skip
 """Pointwise functions."""
 
@@ -36,7 +38,8 @@ IN_PLACE = tuple(
 
 BINARY = (
     "{x} + {y}", "{x} - {y}", "{x} * {y}", "{x} / ({y}.abs() + 0.5)", "torch.maximum({x}, {y})", "torch.minimum({x}, {y})",
-    "torch.where({x} > {y}, {x}, {y} * 0.5)", "torch.lerp({x}, {y}, 0.3)", "torch.addcmul({x}, {y}, {x}, value=0.5)",
+    "torch.where({x} > {y}, {x}, {y} * 0.5)", "{x} * {y}.masked_fill({x} < 0, -math.inf).sigmoid()",
+    "torch.lerp({x}, {y}, 0.3)", "torch.addcmul({x}, {y}, {x}, value=0.5)",
     "torch.addcdiv({x}, {y}, {y}.abs() + 1)", "({x}.abs() + 0.5) ** {y}.tanh()", "torch.atan2({x}, {y}.abs() + 0.5)",
     "torch.copysign({x}, {y})", "torch.logaddexp({x}, {y})", "torch.fmod({x}, {y}.abs() + 1)", "{x} * ({y} > 0)",
     "F.silu({x}) * {y}", "F.gelu({x}) * {y}", "{x}.sigmoid() * {y}", "{x}.masked_fill({y} < 0, 0)",
@@ -61,7 +64,9 @@ ALONG = (
     "{x}.index_add({d}, torch.tensor([1, 0]), {x}.narrow({d}, 0, 2))", "{x} * {x}.argmax({d}, keepdim=True) * 0.1",
     "{x}.amax({d}, keepdim=True) - {x}", "{x}.softmax({d}).square().sum({d})",
     "torch.take_along_dim({x}, ({x} > 0).long(), {d})", "{x}.renorm(2, {d}, 3.0)", "{x}.unfold({d}, 2, 2)",
-    "{x}.logcumsumexp({d})",
+    "{x}.logcumsumexp({d})", "{x}.masked_fill({x} > 0.3, -math.inf).softmax({d}).masked_fill({x} > 0.3, 0)",
+    "{x}.masked_fill({x} > 0, -math.inf).softmax({d}).nan_to_num(0) * {x}",
+    "{x}.masked_fill({x} > 0.5, -math.inf).amax({d}).clamp(min=-3)",
 )  # fmt: skip
 """Operators along one dimension."""
 

@@ -27,7 +27,9 @@ LARGEST, MOST = 30.0, 20_000
 """Largest magnitude of a value, and most elements of a tensor, that a program goes on with."""
 
 NAMES = re.compile(r"\b[xv]\d+\b")
-HEAD = """import torch
+HEAD = """import math
+
+import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
