@@ -1,6 +1,7 @@
 """What only Inductor can show. Each compilation takes C++ its time, so there are few, and a test uses each for all it shows."""
 
 import models
+import pytest
 import torch
 from torch import nn
 from torch._inductor.utils import run_and_get_code
@@ -13,9 +14,9 @@ def small_gpt():
     return models.gpt(layers=1, width=64, length=32, batch=4, dropout=0.1)
 
 
-def compiled(model, policy):
+def compiled(model, policy, **others):
     torch._dynamo.reset()
-    return torch.compile(model, backend="actcomp", options={"policy": policy, "min_bytes": 0, "strict": True})
+    return torch.compile(model, backend="actcomp", options={"policy": policy, "min_bytes": 0, "strict": True, **others})
 
 
 def gradient(call, model, inputs):
@@ -42,6 +43,18 @@ def test_without_gradients_the_generated_code_is_that_of_plain_torch_compile():
         _, ours = run_and_get_code(compiled(model, "invert"), x)
     assert plain
     assert [code.partition("\n")[2] for code in plain] == [code.partition("\n")[2] for code in ours]  # but for the graph's number
+
+
+@pytest.mark.filterwarnings("ignore:.*cudagraphs.*")  # there are none on CPUs
+def test_reduce_overhead_trains_as_the_default_mode_does():
+    model = nn.Sequential(nn.Linear(64, 128), nn.Dropout(0.2), nn.ReLU(), nn.Linear(128, 8))
+    call_on = (torch.randn(16, 64),)
+    exact = gradient(lambda x: compiled(model, "none")(x).sum(), model, call_on)
+    calls = {policy: compiled(model, policy, mode="reduce-overhead") for policy in ("lossless", "int8")}
+    for policy, call in calls.items():
+        first, again = (gradient(lambda x, call=call: call(x).sum(), model, call_on) for _ in range(2))
+        assert torch.equal(first, again)
+        assert relative(exact, first) <= {"lossless": 1e-6, "int8": 0.01}[policy]
 
 
 def test_policies_hold_their_bounds_and_autograd_holds_what_the_report_says(monkeypatch):

@@ -1,6 +1,7 @@
 """DistributedDataParallel: Dynamo cuts the graph at the buckets."""
 
 import contextlib
+import functools
 
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -39,6 +40,12 @@ def buckets(policy):
 
 def one_bucket(policy):
     return _ddp(policy, bucket_cap_mb=100)
+
+
+def through_inductor(policy):
+    ddp = DistributedDataParallel(build(WIDTH, functools.partial(Net, depth=1)), bucket_cap_mb=1)
+    exact = _steps(compiled(ddp, policy, compiler="inductor"), ddp, batch(WIDTH))
+    return {"exact": exact, "gradients": gradients(ddp.module), **told(ddp)}
 
 
 def compiled_inside(policy):

@@ -30,7 +30,7 @@ POLICIES = ("none", "lossless", "int8")
 OTHERS = [
     "ranks.sizes/none", "ranks.sizes/int8", "ranks.thresholds/none", "ranks.thresholds/int8", "ranks.order_of_sets/int8",
     "ranks.draws/none", "ranks.draws/int8:rounding=stochastic", "sharded.columns_and_rows/int8:rounding=stochastic",
-    "sharded.held/none", "sharded.held/int8",
+    "sharded.held/none", "sharded.held/int8", "data_parallel.through_inductor/none", "data_parallel.through_inductor/int8",
 ]  # fmt: skip
 NAMES = {
     2: [f"{case}/{policy}" for case in TRAINING[2] for policy in POLICIES] + OTHERS + [f"readme.block/{name}" for name in BLOCKS],
@@ -146,6 +146,16 @@ def test_reports_of_buckets_add_up(run):
     first, second = (sum(row["bytes_before"] for row in r["rows"] if row["kind"] in ("activation", "mask")) for r in (one, cut))
     edges = [row for row in cut["rows"] if row["kind"] in ("input", "output") and (row["graph"], row["kind"]) != (0, "input")]
     assert first - second == len(edges) * 16 * 256 * 4
+
+
+def test_buckets_go_through_inductor(run):
+    nones, eights = (run(2, f"data_parallel.through_inductor/{policy}") for policy in ("none", "int8"))
+    for none, eight in zip(nones, eights, strict=True):
+        assert none["graphs"] == eight["graphs"] == 3
+        assert 0 < distance(none["gradients"], eight["gradients"]) < 0.01
+        assert eight["after"] < 0.5 * eight["before"]
+        assert differing(none["gradients"], nones[0]["gradients"]) == []
+        assert eight["rows"] == eights[0]["rows"]
 
 
 @pytest.mark.parametrize("policy", ["none", "int8"])
