@@ -46,12 +46,7 @@ from zoo_models import architectures, loss_of
 import fx_actcomp
 
 POLICIES = ("lossless", "int8", "int4")
-BOUNDS = {
-    ("float32", "int8"): 0.03,
-    ("float32", "int4"): 0.3,
-    ("bfloat16", "int8"): 0.1,
-    ("bfloat16", "int4"): 0.4,
-}
+BOUNDS = {("float32", "int8"): 0.03, ("float32", "int4"): 0.3, ("bfloat16", "int8"): 0.05, ("bfloat16", "int4"): 0.3}
 """Most that the whole gradient's relative error may be; under autocast the exact gradient is itself rounded to 8 bits."""
 
 EXCEPTIONS: dict[str, float] = {}

@@ -319,7 +319,7 @@ TORCHVISION: dict[str, dict[str, Callable[[], Example]]] = {
         "convnext": _small(_convnext),
         "densenet": _small(_densenet),
         "efficientnet_b0": _of("efficientnet_b0"),
-        "googlenet": _of("googlenet", init_weights=True),
+        "googlenet": _of("googlenet", 128, init_weights=True),  # of 64, its last norms would see four numbers a channel
         "maxvit": _small(_maxvit),
         "mnasnet0_5": _of("mnasnet0_5"),
         "mobilenet_v2": _of("mobilenet_v2"),

@@ -99,8 +99,9 @@ def _choose(
     roles = frozenset(use.role for s in unit for use in s.uses) - {Role.DECISION, Role.SIZE}
     pointwise = all(use.pointwise for s in unit for use in s.uses if use.role is not Role.DECISION)
     traits = Traits(
-        all(s.sign_exact for s in unit), spatial, roles, pointwise, all(s.shares for s in unit), first.upper, node in norms
-    )
+        sign_exact=all(s.sign_exact for s in unit), spatial=spatial, roles=roles, pointwise=pointwise,
+        shares=all(s.shares for s in unit), upper=first.upper, normed=node in norms,
+    )  # fmt: skip
     before = sum(s.nbytes for s in unit)
     reason = _why_alone(unit, before, wishes[first.name], settings, shared)
     codec: Codec | None = None
