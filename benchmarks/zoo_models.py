@@ -92,6 +92,7 @@ ADAPTED: dict[str, dict[str, Any]] = {
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "use_mamba_kernels": False},
     "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2},
     "nemotron": {"num_key_value_heads": 2},
+    "patchtst": {"patch_length": 8, "patch_stride": 4},  # of 1, all channels would be one series, which the norms take out
     "poolformer": {**_STAGES, "num_encoder_blocks": 4},
     "regnet": {**_STAGES, "embedding_size": 16, "groups_width": 8},
     "swinv2": {"embed_dim": 32, "depths": [2, 1], "num_heads": [2, 4], "window_size": 4, "patch_size": 2},
