@@ -144,12 +144,12 @@ def _at_least_zero(number: object) -> bool:
     return isinstance(number, (int, float)) and number >= 0 and math.copysign(1, number) > 0
 
 
-def share_nodes(graph: fx.Graph) -> set[fx.Node]:
+def share_nodes(graph: fx.Graph, positive: set[fx.Node]) -> set[fx.Node]:
     """The nodes of a forward graph that hold shares of a whole, ``x / sum(x)`` of what is never negative: probabilities.
 
-    Some may have been set to zero since, by a dropout or a mask.
+    Some may have been set to zero since, by a dropout or a mask. ``positive`` is what :func:`nonnegative_nodes` found.
     """
-    positive, known = nonnegative_nodes(graph), set[fx.Node]()
+    known = set[fx.Node]()
     for node in graph.nodes:
         if node in positive and _are_shares(node, positive, known):
             known.add(node)
@@ -176,12 +176,12 @@ def _are_shares(node: fx.Node, positive: set[fx.Node], known: set[fx.Node]) -> b
 
 def _is_mask(arg: object) -> bool:
     """Whether all its elements are 0 or 1: a bool, or a number made of one."""
-    while isinstance(arg, fx.Node) and (is_view(arg) or is_cast(arg)) and arg.args:
+    while isinstance(arg, fx.Node):
         held = value(arg)
         if held is not None and held.dtype is torch.bool:
             return True
-        arg = arg.args[0]
-    return isinstance(arg, fx.Node) and (held := value(arg)) is not None and held.dtype is torch.bool
+        arg = arg.args[0] if is_view(arg) or is_cast(arg) else None
+    return False
 
 
 def _is_zero(arg: object) -> bool:

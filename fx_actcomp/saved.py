@@ -113,7 +113,8 @@ def find_saved(forward: fx.Graph, backward: fx.Graph, *, num_outputs: int, stati
     found = find_uses(backward, [taken.name for _, taken in saved])
     inputs = {node: i for i, node in enumerate(forward.find_nodes(op="placeholder"))}
     theirs = {storage_base(n) for n in outputs(forward)[:num_outputs] if isinstance(n, fx.Node)}
-    positive, shares, bounds = nonnegative_nodes(forward), share_nodes(forward), upper_bounds(forward)
+    positive, bounds = nonnegative_nodes(forward), upper_bounds(forward)
+    shares = share_nodes(forward, positive)
     records: list[SavedActivation] = []
     counted: set[fx.Node] = set()
     for number, (node, taken) in enumerate(saved):
